@@ -1,0 +1,117 @@
+"""Canonical form of JSON values: one spelling for everything that means the same.
+
+Every string, object keys included, is put in Unicode NFC with ``\\r\\n`` and ``\\r`` turned into
+``\\n``; the value is then serialised by RFC 8785 (JCS). Nothing is trimmed.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import rfc8785
+
+JsonValue: TypeAlias = (
+    "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+)
+
+MAX_EXACT_INTEGER = 2**53 - 1
+"""Largest integer that every JSON reader keeps exactly (RFC 8785, section 3.2.2.3)."""
+
+MAX_DEPTH = 100
+"""Nesting beyond this is refused: it is no tool schema, and recursion must end."""
+
+
+class CanonicalError(ValueError):
+    """The value has no canonical form. ``path`` is a JSON pointer to the place."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(f"{message} (at {path})" if path else message)
+        self.path = path
+
+
+def canonical_text(text: str) -> str:
+    """Return ``text`` in NFC with every line end as a single line feed."""
+    if text.isascii():
+        normal = text
+    else:
+        normal = unicodedata.normalize("NFC", text)
+        try:
+            normal.encode()
+        except UnicodeEncodeError as error:
+            raise CanonicalError("a lone surrogate is not text") from error
+    if "\r" in normal:
+        normal = normal.replace("\r\n", "\n").replace("\r", "\n")
+    return normal
+
+
+def canonical_value(value: JsonValue, path: str = "", depth: int = 0) -> JsonValue:
+    """Return ``value`` with all strings canonical; raise `CanonicalError` if JCS can't hold it."""
+    if depth > MAX_DEPTH:
+        raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels", path)
+    if isinstance(value, str):
+        try:
+            return canonical_text(value)
+        except CanonicalError as error:
+            raise CanonicalError(str(error), path) from error
+    if isinstance(value, bool) or value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        if abs(value) > MAX_EXACT_INTEGER:
+            raise CanonicalError("an integer beyond 2^53 is not exact in JSON", path)
+        return value
+    if isinstance(value, Mapping):
+        return _canonical_object(value, path, depth)
+    return [canonical_value(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)]
+
+
+def _canonical_object(value: Mapping[str, JsonValue], path: str, depth: int) -> JsonValue:
+    result: dict[str, JsonValue] = {}
+    for key, item in value.items():
+        try:
+            name = canonical_text(key)
+        except CanonicalError as error:
+            raise CanonicalError(str(error), path) from error
+        place = f"{path}/{name}"
+        if name in result:
+            raise CanonicalError("two keys are equal after Unicode normalisation", place)
+        result[name] = canonical_value(item, place, depth + 1)
+    return result
+
+
+def canonical_bytes(value: JsonValue) -> bytes:
+    """Return the RFC 8785 serialisation of the canonical ``value``, in UTF-8."""
+    try:
+        return rfc8785.dumps(canonical_value(value))
+    except rfc8785.CanonicalizationError as error:
+        raise CanonicalError(str(error)) from error
+
+
+def parse_json(text: str | bytes) -> JsonValue:
+    """Parse strict JSON; duplicate keys, NaN and infinities raise `CanonicalError`."""
+    try:
+        return json.loads(  # type: ignore[no-any-return]
+            text, object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except CanonicalError:
+        raise
+    except RecursionError as error:
+        raise CanonicalError(f"nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, digits beyond the limit
+        raise CanonicalError(f"not JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        double = next(key for key, count in counts.items() if count > 1)
+        raise CanonicalError(f"the key {double!r} stands twice in one object")
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise CanonicalError(f"{name} is not JSON")

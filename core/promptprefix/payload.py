@@ -1,0 +1,98 @@
+"""The declared text of a prefix: four strings, kept byte for byte, and what they mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from pydantic import BaseModel, ConfigDict
+
+from promptprefix.canonical import CanonicalError, JsonValue, parse_json
+
+CONTENT_FIELDS = (
+    "systemInstructions",
+    "toolDefinitions",
+    "defaultModeSpecs",
+    "chatTemplateOptions",
+)
+"""Names of the content fields; in a ConfigMap or Secret they are the keys."""
+
+
+class PayloadError(ValueError):
+    """The declared text can't work.
+
+    ``field`` names the content field, ``reason`` is a condition reason.
+    """
+
+    def __init__(self, field: str, message: str, reason: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.reason = reason
+
+
+class Payload(BaseModel):
+    """Raw declared content. Bytes decide cache hits, so nothing is normalised here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    systemInstructions: str = ""  # noqa: N815 - the names of the resource's fields
+    toolDefinitions: str = "[]"  # noqa: N815
+    defaultModeSpecs: str = ""  # noqa: N815
+    chatTemplateOptions: str = "{}"  # noqa: N815
+
+    @property
+    def system(self) -> str:
+        """Text of the system message: the instructions, then a blank line and the mode specs."""
+        if not self.defaultModeSpecs:
+            return self.systemInstructions
+        return f"{self.systemInstructions}\n\n{self.defaultModeSpecs}"
+
+    @cached_property
+    def tools(self) -> Sequence[JsonValue]:
+        """The tools array, in its order. Raises `PayloadError` (InvalidTools)."""
+        try:
+            value = parse_json(self.toolDefinitions) if self.toolDefinitions.strip() else []
+        except CanonicalError as error:
+            raise PayloadError("toolDefinitions", str(error), "InvalidTools") from error
+        if not isinstance(value, list):
+            raise PayloadError("toolDefinitions", "must be a JSON array of tools", "InvalidTools")
+        for index, tool in enumerate(value):
+            _check_tool(index, tool)
+        return value
+
+    @cached_property
+    def options(self) -> Mapping[str, JsonValue]:
+        """Arguments of the chat template. Raises `PayloadError` (InvalidContent)."""
+        try:
+            value = parse_json(self.chatTemplateOptions) if self.chatTemplateOptions.strip() else {}
+        except CanonicalError as error:
+            raise PayloadError("chatTemplateOptions", str(error), "InvalidContent") from error
+        if not isinstance(value, dict):
+            raise PayloadError("chatTemplateOptions", "must be a JSON object", "InvalidContent")
+        return value
+
+    @cached_property
+    def digest(self) -> str:
+        """Content digest: SHA-256 (hex) of the four raw strings as one JSON object."""
+        raw = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(raw.encode()).hexdigest()
+
+    @property
+    def empty(self) -> bool:
+        """Whether neither a system text nor a tool is declared."""
+        return not self.system and not self.tools
+
+
+def _check_tool(index: int, tool: JsonValue) -> None:
+    where = f"tool {index}"
+    if not isinstance(tool, dict):
+        raise PayloadError("toolDefinitions", f"{where} must be an object", "InvalidTools")
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        message = f'{where} must be {{"type": "function", "function": {{…}}}}'
+        raise PayloadError("toolDefinitions", message, "InvalidTools")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise PayloadError("toolDefinitions", f"{where} has no function.name", "InvalidTools")

@@ -1,0 +1,374 @@
+"""The ``PromptPrefix`` resource: spec and status as models; ``crd`` turns them into the schema.
+
+Field names are the resource's own (camelCase). The ``json_schema_extra`` of a model or field holds
+what only Kubernetes reads: CEL rules, list types, int-or-string.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from promptprefix.payload import Payload
+
+GROUP = "promptprefix.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "PromptPrefix"
+PLURAL = "promptprefixes"
+SINGULAR = "promptprefix"
+SHORT_NAMES = ("pp",)
+CATEGORIES = ("promptprefix",)
+
+MAX_TEXT = 262_144
+"""Characters of one content field; etcd and the API server cap a whole object near 1.5 MB."""
+MAX_PROBLEMS = 10
+MAX_LINT = 20
+
+
+def cel(rule: str, message: str) -> dict[str, str]:
+    """Return one entry of ``x-kubernetes-validations``."""
+    return {"rule": rule, "message": message}
+
+
+def rules(*entries: dict[str, str]) -> dict[str, Any]:
+    """Return the schema extra that carries CEL ``entries``."""
+    return {"x-kubernetes-validations": list(entries)}
+
+
+class Strict(BaseModel):
+    """Base of spec models: what isn't declared isn't accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Pinning(StrEnum):
+    """How a prefix is protected from eviction."""
+
+    HARD = "Hard"
+    SOFT = "Soft"
+    NONE = "None"
+
+
+class LintPolicy(StrEnum):
+    """What lint findings do."""
+
+    WARN = "Warn"
+    ENFORCE = "Enforce"
+    OFF = "Off"
+
+
+LabelText = Annotated[str, Field(max_length=317)]
+LabelValue = Annotated[str, Field(max_length=63)]
+
+
+class LabelRequirement(Strict):
+    """One requirement of a label selector."""
+
+    key: LabelText = Field(min_length=1, description="Label key that the requirement applies to.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
+        description="Relation of the key to the values."
+    )
+    values: list[LabelValue] = Field(
+        default=[],
+        max_length=64,
+        description="Values for In and NotIn; empty for Exists and DoesNotExist.",
+    )
+
+    @model_validator(mode="after")
+    def _values_fit(self) -> LabelRequirement:
+        if (self.operator in ("In", "NotIn")) != bool(self.values):
+            raise ValueError(f"values must be given for In and NotIn only (key {self.key})")
+        return self
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "(self.operator in ['In', 'NotIn']) == (size(self.values) > 0)",
+                "values must be given for the operators In and NotIn, and only for them",
+            )
+        )
+    )
+
+
+class LabelSelector(Strict):
+    """A Kubernetes label selector; an empty one would select every pod and is refused."""
+
+    matchLabels: dict[str, LabelValue] = Field(  # noqa: N815
+        default={}, max_length=32, description="Labels that a pod must carry with these values."
+    )
+    matchExpressions: list[LabelRequirement] = Field(  # noqa: N815
+        default=[], max_length=32, description="Requirements that a pod's labels must meet."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "size(self.matchLabels) + size(self.matchExpressions) > 0",
+                "the selector must name at least one label: an empty one selects every pod",
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> LabelSelector:
+        if not self.matchLabels and not self.matchExpressions:
+            raise ValueError("the selector must name at least one label")
+        return self
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        """Whether a pod with ``labels`` is selected."""
+        return all(labels.get(k) == v for k, v in self.matchLabels.items()) and all(
+            _meets(requirement, labels) for requirement in self.matchExpressions
+        )
+
+
+def _meets(requirement: LabelRequirement, labels: dict[str, str]) -> bool:
+    present = requirement.key in labels
+    match requirement.operator:
+        case "Exists":
+            return present
+        case "DoesNotExist":
+            return not present
+        case "In":
+            return present and labels[requirement.key] in requirement.values
+        case "NotIn":
+            return not present or labels[requirement.key] not in requirement.values
+
+
+class Pods(Strict):
+    """The pods that may hold the prefix."""
+
+    selector: LabelSelector = Field(
+        description="Selects vLLM pods with a warming sidecar in the resource's own namespace."
+    )
+
+
+class InlineContent(Strict):
+    """Declared text in the resource itself. Sensitive text belongs elsewhere."""
+
+    systemInstructions: str = Field(  # noqa: N815
+        default="",
+        max_length=MAX_TEXT,
+        description="Text of the system message: persona, guardrails, formats. Kept byte for byte.",
+    )
+    toolDefinitions: str = Field(  # noqa: N815
+        default="[]",
+        max_length=MAX_TEXT,
+        description='JSON text of an OpenAI "tools" array, exactly as clients send it. A string, '
+        "because the API server would reorder keys, and bytes decide cache hits.",
+    )
+    defaultModeSpecs: str = Field(  # noqa: N815
+        default="",
+        max_length=MAX_TEXT,
+        description="Appended to the system text after a blank line.",
+    )
+    chatTemplateOptions: str = Field(  # noqa: N815
+        default="{}",
+        max_length=16_384,
+        description="JSON text of the chat template's arguments (chat_template_kwargs) that "
+        "change the rendering.",
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "size(self.systemInstructions) + size(self.defaultModeSpecs) > 0 "
+                "|| size(self.toolDefinitions) > 2",
+                "inline content must declare systemInstructions, defaultModeSpecs "
+                "or toolDefinitions",
+            )
+        )
+    )
+
+    def payload(self) -> Payload:
+        """Return the declared text."""
+        return Payload(**self.model_dump())
+
+
+class ConfigMapRef(Strict):
+    """A ConfigMap in the resource's namespace."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of a ConfigMap in the same namespace; its keys are the names of the four "
+        "inline fields. A change of its data is a new version of the prefix.",
+    )
+
+
+class Content(Strict):
+    """Where the declared text stands: exactly one place."""
+
+    inline: InlineContent | None = Field(default=None, description="Text in the resource itself.")
+    configMapRef: ConfigMapRef | None = Field(  # noqa: N815
+        default=None, description="Text in a ConfigMap."
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "has(self.inline) != has(self.configMapRef)",
+                "content must have exactly one of inline and configMapRef",
+            )
+        )
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Content:
+        if (self.inline is None) == (self.configMapRef is None):
+            raise ValueError("content must have exactly one of inline and configMapRef")
+        return self
+
+
+class LintSettings(Strict):
+    """What the linter does with the declared text."""
+
+    policy: LintPolicy = Field(
+        default=LintPolicy.WARN,
+        description="Warn reports findings in the status; Enforce also refuses to warm while there "
+        "are findings; Off does not lint.",
+    )
+    ignore: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
+        default=[],
+        max_length=32,
+        description="Ids of rules whose findings are dropped.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+
+
+class PromptPrefixSpec(Strict):
+    """Desired state: which text, on which pods, protected how."""
+
+    model: str = Field(
+        min_length=1,
+        max_length=512,
+        description="Served model name, as clients send it.",
+    )
+    pods: Pods = Field(description="The pods that may hold the prefix.")
+    content: Content = Field(description="The declared text.")
+    replicas: int | Literal["All"] = Field(
+        default="All",
+        description="On how many of the selected pods the prefix is held: a number or All.",
+        json_schema_extra={
+            "x-kubernetes-int-or-string": True,
+            **rules(
+                cel(
+                    "type(self) == int ? self >= 1 && self <= 10000 : self == 'All'",
+                    "replicas must be a number from 1 to 10000 or the word All",
+                )
+            ),
+        },
+    )
+    pinning: Pinning = Field(
+        default=Pinning.HARD,
+        description="Hard: can't be evicted (needs the engine plugin, else soft with a reason). "
+        "Soft: kept recent by regular touches. None: warmed once and left to the engine's LRU.",
+    )
+    lint: LintSettings = Field(
+        default=LintSettings(), description="What the linter does with the declared text."
+    )
+    suspend: bool = Field(
+        default=False,
+        description="True releases the prefix on all pods and stops warming until false again.",
+    )
+
+    @model_validator(mode="after")
+    def _replicas_positive(self) -> PromptPrefixSpec:
+        if isinstance(self.replicas, int) and not 1 <= self.replicas <= 10_000:
+            raise ValueError("replicas must be a number from 1 to 10000 or the word All")
+        return self
+
+
+class Condition(BaseModel):
+    """A ``metav1.Condition``."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str = Field(max_length=316, description="Type of the condition.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Status of the condition.")
+    observedGeneration: int = Field(  # noqa: N815
+        default=0, ge=0, description="Generation of the spec that the condition was set for."
+    )
+    lastTransitionTime: datetime = Field(  # noqa: N815
+        description="When the status last changed."
+    )
+    reason: str = Field(
+        min_length=1, max_length=1024, description="Machine-readable word for the last change."
+    )
+    message: str = Field(max_length=32_768, description="What happened and what to do, for people.")
+
+
+class Problem(BaseModel):
+    """What keeps one pod from holding the prefix."""
+
+    model_config = ConfigDict(frozen=True)
+
+    pod: str = Field(max_length=253, description="Name of the pod.")
+    reason: str = Field(max_length=63, description="Machine-readable word.")
+    message: str = Field(max_length=1024, description="What happened and what to do.")
+
+
+class LintFinding(BaseModel):
+    """One finding of the linter."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rule: str = Field(max_length=63, description="Id of the rule.")
+    severity: Literal["Warning", "Error"] = Field(description="How much it matters.")
+    path: str = Field(max_length=253, description="Content field in which it stands.")
+    offset: int = Field(ge=0, description="Place in the field, in characters from its start.")
+    message: str = Field(max_length=1024, description="What it costs and how to fix it.")
+
+
+class PromptPrefixStatus(BaseModel):
+    """Observed state. Its size does not grow with the number of pods."""
+
+    model_config = ConfigDict(frozen=True)
+
+    observedGeneration: int = Field(  # noqa: N815
+        default=0, ge=0, description="Generation of the spec that this status describes."
+    )
+    fingerprint: str = Field(
+        default="", max_length=128, description="Identity of the declared text (pp1:sha256:…)."
+    )
+    tokens: int = Field(
+        default=0, ge=0, description="Tokens of the reusable head, in whole KV blocks."
+    )
+    blocks: int = Field(default=0, ge=0, description="KV blocks of the reusable head.")
+    desiredPods: int = Field(  # noqa: N815
+        default=0, ge=0, description="Pods that should hold the prefix."
+    )
+    warmPods: int = Field(  # noqa: N815
+        default=0, ge=0, description="Pods that hold the current text, checked by the engine."
+    )
+    pinnedPods: int = Field(  # noqa: N815
+        default=0, ge=0, description="Warm pods on which the prefix can't be evicted."
+    )
+    warm: str = Field(
+        default="", max_length=32, description="Warm pods of desired pods, for the list view."
+    )
+    problems: list[Problem] = Field(
+        default=[],
+        max_length=MAX_PROBLEMS,
+        description="What keeps pods from holding the prefix; at most 10, the counts say the rest.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    lint: list[LintFinding] = Field(
+        default=[],
+        max_length=MAX_LINT,
+        description="Findings of the linter, at most 20.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    conditions: list[Condition] = Field(
+        default=[],
+        max_length=16,
+        description="Ready, Active, Warm, Reconciling and Stalled.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
+    )
