@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from promptprefix.payload import Payload
+from promptprefix.schema import Strict, cel, rules
+from promptprefix.selector import DNS_NAME
+from promptprefix.selector import LabelRequirement as LabelRequirement
+from promptprefix.selector import LabelSelector as LabelSelector
 
 GROUP = "promptprefix.dev"
 VERSION = "v1alpha1"
@@ -27,22 +31,6 @@ MAX_TEXT = 262_144
 """Characters of one content field; etcd and the API server cap a whole object near 1.5 MB."""
 MAX_PROBLEMS = 10
 MAX_LINT = 20
-
-
-def cel(rule: str, message: str) -> dict[str, str]:
-    """Return one entry of ``x-kubernetes-validations``."""
-    return {"rule": rule, "message": message}
-
-
-def rules(*entries: dict[str, str]) -> dict[str, Any]:
-    """Return the schema extra that carries CEL ``entries``."""
-    return {"x-kubernetes-validations": list(entries)}
-
-
-class Strict(BaseModel):
-    """Base of spec models: what isn't declared isn't accepted."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Pinning(StrEnum):
@@ -61,82 +49,7 @@ class LintPolicy(StrEnum):
     OFF = "Off"
 
 
-LabelText = Annotated[str, Field(max_length=317)]
-LabelValue = Annotated[str, Field(max_length=63)]
-
-
-class LabelRequirement(Strict):
-    """One requirement of a label selector."""
-
-    key: LabelText = Field(min_length=1, description="Label key that the requirement applies to.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
-        description="Relation of the key to the values."
-    )
-    values: list[LabelValue] = Field(
-        default=[],
-        max_length=64,
-        description="Values for In and NotIn; empty for Exists and DoesNotExist.",
-    )
-
-    @model_validator(mode="after")
-    def _values_fit(self) -> LabelRequirement:
-        if (self.operator in ("In", "NotIn")) != bool(self.values):
-            raise ValueError(f"values must be given for In and NotIn only (key {self.key})")
-        return self
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "(self.operator in ['In', 'NotIn']) == (size(self.values) > 0)",
-                "values must be given for the operators In and NotIn, and only for them",
-            )
-        )
-    )
-
-
-class LabelSelector(Strict):
-    """A Kubernetes label selector; an empty one would select every pod and is refused."""
-
-    matchLabels: dict[str, LabelValue] = Field(  # noqa: N815
-        default={}, max_length=32, description="Labels that a pod must carry with these values."
-    )
-    matchExpressions: list[LabelRequirement] = Field(  # noqa: N815
-        default=[], max_length=32, description="Requirements that a pod's labels must meet."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "size(self.matchLabels) + size(self.matchExpressions) > 0",
-                "the selector must name at least one label: an empty one selects every pod",
-            )
-        )
-    )
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> LabelSelector:
-        if not self.matchLabels and not self.matchExpressions:
-            raise ValueError("the selector must name at least one label")
-        return self
-
-    def matches(self, labels: dict[str, str]) -> bool:
-        """Whether a pod with ``labels`` is selected."""
-        return all(labels.get(k) == v for k, v in self.matchLabels.items()) and all(
-            _meets(requirement, labels) for requirement in self.matchExpressions
-        )
-
-
-def _meets(requirement: LabelRequirement, labels: dict[str, str]) -> bool:
-    present = requirement.key in labels
-    match requirement.operator:
-        case "Exists":
-            return present
-        case "DoesNotExist":
-            return not present
-        case "In":
-            return present and labels[requirement.key] in requirement.values
-        case "NotIn":
-            return not present or labels[requirement.key] not in requirement.values
+RuleId = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
 
 
 class Pods(Strict):
@@ -160,6 +73,12 @@ class InlineContent(Strict):
         max_length=MAX_TEXT,
         description='JSON text of an OpenAI "tools" array, exactly as clients send it. A string, '
         "because the API server would reorder keys, and bytes decide cache hits.",
+        json_schema_extra=rules(
+            cel(
+                r"self.matches('(?s)^\\s*(\\[.*\\]\\s*)?$')",
+                "toolDefinitions must be the JSON text of an array of tools: [ … ]",
+            )
+        ),
     )
     defaultModeSpecs: str = Field(  # noqa: N815
         default="",
@@ -171,13 +90,21 @@ class InlineContent(Strict):
         max_length=16_384,
         description="JSON text of the chat template's arguments (chat_template_kwargs) that "
         "change the rendering.",
+        json_schema_extra=rules(
+            cel(
+                r"self.matches('(?s)^\\s*(\\{.*\\}\\s*)?$')",
+                "chatTemplateOptions must be the JSON text of an object: { … }",
+            )
+        ),
     )
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             cel(
-                "size(self.systemInstructions) + size(self.defaultModeSpecs) > 0 "
-                "|| size(self.toolDefinitions) > 2",
+                "(has(self.systemInstructions) && size(self.systemInstructions) > 0) "
+                "|| (has(self.defaultModeSpecs) && size(self.defaultModeSpecs) > 0) "
+                "|| (has(self.toolDefinitions) && "
+                r"!self.toolDefinitions.matches('^\\s*(\\[\\s*\\]\\s*)?$'))",
                 "inline content must declare systemInstructions, defaultModeSpecs "
                 "or toolDefinitions",
             )
@@ -195,6 +122,7 @@ class ConfigMapRef(Strict):
     name: str = Field(
         min_length=1,
         max_length=253,
+        pattern=rf"^{DNS_NAME}$",
         description="Name of a ConfigMap in the same namespace; its keys are the names of the four "
         "inline fields. A change of its data is a new version of the prefix.",
     )
@@ -232,7 +160,7 @@ class LintSettings(Strict):
         description="Warn reports findings in the status; Enforce also refuses to warm while there "
         "are findings; Off does not lint.",
     )
-    ignore: list[Annotated[str, Field(min_length=1, max_length=63)]] = Field(
+    ignore: list[RuleId] = Field(
         default=[],
         max_length=32,
         description="Ids of rules whose findings are dropped.",
@@ -250,7 +178,7 @@ class PromptPrefixSpec(Strict):
     )
     pods: Pods = Field(description="The pods that may hold the prefix.")
     content: Content = Field(description="The declared text.")
-    replicas: int | Literal["All"] = Field(
+    replicas: Annotated[int, Field(strict=True)] | Literal["All"] = Field(
         default="All",
         description="On how many of the selected pods the prefix is held: a number or All.",
         json_schema_extra={
@@ -284,7 +212,7 @@ class PromptPrefixSpec(Strict):
 
 
 class Condition(BaseModel):
-    """A ``metav1.Condition``."""
+    """A condition, as metav1.Condition defines it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -321,6 +249,12 @@ class LintFinding(BaseModel):
     severity: Literal["Warning", "Error"] = Field(description="How much it matters.")
     path: str = Field(max_length=253, description="Content field in which it stands.")
     offset: int = Field(ge=0, description="Place in the field, in characters from its start.")
+    tokensLost: int = Field(  # noqa: N815
+        default=0,
+        ge=0,
+        description="Tokens from this place to the end of the prefix; none of them can be reused "
+        "while the finding stands. 0 where the rule is not about a place.",
+    )
     message: str = Field(max_length=1024, description="What it costs and how to fix it.")
 
 
