@@ -1,0 +1,4 @@
+from e2e.cluster.cluster import Cluster
+from e2e.cluster.errors import ClusterError
+
+__all__ = ["Cluster", "ClusterError"]
