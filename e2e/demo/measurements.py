@@ -1,0 +1,306 @@
+"""The stages of the demo: each sends traffic or changes the resource, and fills in figures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import yaml
+
+from e2e.demo.report import Report
+from e2e.demo.stand import REPLICAS, Stand
+from e2e.demo.traffic import Answer, Prefix, chat, noise, noise_on_each
+from e2e.demo.watch import Watch, condition, warm_on
+from e2e.deployment import SYSTEM, WORKLOAD
+from promptprefix.resource import PromptPrefixSpec
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "support-triage.yaml"
+CACHE_TOKENS = 128 * 32
+ROUNDS = 4
+NOISE_PER_ROUND = 2
+NOISE_TOKENS = 1280
+DECLARED_PER_ROUND = 2
+SAMPLES = 5
+WARM_TIMEOUT_S = 180
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The example resource: its manifest, and its text as clients send it."""
+
+    manifest: dict[str, Any]
+    prefix: Prefix
+
+    @classmethod
+    def load(cls) -> Declared:
+        """Read the example."""
+        manifest = yaml.safe_load(EXAMPLE.read_text())
+        spec = PromptPrefixSpec.model_validate(manifest["spec"])
+        if spec.content.inline is None:
+            raise ValueError(f"{EXAMPLE} must have inline content")
+        return cls(manifest, Prefix(spec.model, spec.content.inline.payload()))
+
+    @property
+    def name(self) -> str:
+        """Name of the resource."""
+        return str(self.manifest["metadata"]["name"])
+
+    def distinct(self, tag: str) -> Prefix:
+        """Return a prefix of about the same length that shares no block with the declared one."""
+        return Prefix(self.prefix.model, self.prefix.payload, tag)
+
+    def watch(self, stand: Stand) -> Watch:
+        """Follow the resource."""
+        return Watch(stand.kubectl_command, "promptprefix", self.name, "-n", WORKLOAD)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every stage works with."""
+
+    stand: Stand
+    declared: Declared
+    client: httpx.AsyncClient
+    report: Report
+
+    @property
+    def model(self) -> str:
+        """Served model name."""
+        return self.declared.prefix.model
+
+    @property
+    def engine_urls(self) -> tuple[str, ...]:
+        """Base URLs of the engines."""
+        return tuple(engine.url for engine in self.stand.engines)
+
+
+async def workload(bench: Bench, seed: int) -> tuple[list[Answer], int]:
+    """Send the same mix through Envoy: declared requests with noise between them.
+
+    Returns the answers to the declared requests and the tokens computed for the noise.
+    """
+    router = bench.stand.router_url
+    answers: list[Answer] = []
+    computed = 0
+    for turn in range(ROUNDS):
+        others = await asyncio.gather(
+            *(
+                noise(bench.client, router, bench.model, seed + 100 * turn + index, NOISE_TOKENS)
+                for index in range(NOISE_PER_ROUND)
+            )
+        )
+        computed += sum(answer.computed_tokens for answer in others)
+        for index in range(DECLARED_PER_ROUND):
+            body = bench.declared.prefix.body(f"Ticket {turn}-{index}: the parcel is late.")
+            answers.append(await chat(bench.client, router, body))
+    return answers, computed
+
+
+async def baseline(bench: Bench) -> int:
+    """Run the workload before anything is declared; return the tokens computed for it."""
+    answers, others = await workload(bench, seed=1_000)
+    computed = sum(answer.computed_tokens for answer in answers)
+    bench.report.details["baseline"] = {
+        "declared_tokens": sum(answer.prompt_tokens for answer in answers),
+        "declared_computed": computed,
+        "noise_computed": others,
+    }
+    return computed
+
+
+async def cold(bench: Bench) -> None:
+    """First tokens of prefixes that nobody has sent, and two prefills at the same time."""
+    answers = [
+        await chat(
+            bench.client,
+            bench.stand.router_url,
+            bench.declared.distinct(f"Edition {letter}. ").body("Hello."),
+        )
+        for letter in "ABCDE"[:SAMPLES]
+    ]
+    _expect_cold(answers)
+    both = await asyncio.gather(
+        *(
+            chat(bench.client, url, bench.declared.distinct(f"Twin {index}. ").body("Hello."))
+            for index, url in enumerate(bench.engine_urls)
+        )
+    )
+    _expect_cold(both)
+    bench.report.figures["ttft_cold_ms"] = 1000 * median(answer.ttft_s for answer in answers)
+    bench.report.figures["cold_prefill_s"] = max(answer.ttft_s for answer in both)
+    bench.report.details["ttft_cold_ms"] = [1000 * answer.ttft_s for answer in answers]
+
+
+def _expect_cold(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.cached_tokens > 0.1 * answer.prompt_tokens:
+            raise ValueError(f"a request meant to be cold had {answer.cached_tokens} cached tokens")
+
+
+def apply(bench: Bench, watch: Watch) -> None:
+    """Apply the example with kubectl and wait until both pods hold it."""
+    begin = time.monotonic()
+    text = yaml.safe_dump(bench.declared.manifest, allow_unicode=True)
+    bench.stand.kubectl("apply", "--server-side", "-f", "-", input=text)
+    applied = time.monotonic()
+    warm = watch.wait("Warm on both pods", warm_on(REPLICAS), WARM_TIMEOUT_S)
+    status = watch.latest["status"]
+    bench.report.figures["apply_to_warm_s"] = warm - begin
+    bench.report.details["kubectl_apply_s"] = applied - begin
+    bench.report.figures["prefix_tokens"] = status["tokens"]
+    bench.report.details["status_when_warm"] = status
+
+
+async def warm(bench: Bench, computed_before: int) -> None:
+    """Run the same workload again, and measure warm first tokens."""
+    answers, others = await workload(bench, seed=2_000)
+    single = [
+        await chat(
+            bench.client,
+            bench.stand.router_url,
+            bench.declared.prefix.body(f"Order {index} arrived broken."),
+        )
+        for index in range(SAMPLES)
+    ]
+    warmups = await _warmup_tokens(bench)
+    computed = sum(answer.computed_tokens for answer in answers)
+    routed = [*answers, *single]
+    figures = bench.report.figures
+    figures["ttft_warm_ms"] = 1000 * median(answer.ttft_s for answer in single)
+    figures["warm_over_cold"] = figures["ttft_warm_ms"] / figures["ttft_cold_ms"]
+    figures["cached_token_share"] = sum(answer.cached_tokens for answer in routed) / sum(
+        answer.prompt_tokens for answer in routed
+    )
+    figures["prefill_reduction"] = 1 - (computed + warmups) / computed_before
+    figures["routed_warm_share"] = sum("warm" in answer.decision for answer in routed) / len(routed)
+    bench.report.details["ttft_warm_ms"] = [1000 * answer.ttft_s for answer in single]
+    bench.report.details["with_promptprefix"] = {
+        "declared_tokens": sum(answer.prompt_tokens for answer in answers),
+        "declared_computed": computed,
+        "warmup_computed": warmups,
+        "noise_computed": others,
+    }
+
+
+async def _warmup_tokens(bench: Bench) -> int:
+    name = "promptprefix_warmup_computed_tokens_total"
+    values = [await _metric(bench, engine.sidecar_url, name) for engine in bench.stand.engines]
+    return int(sum(values))
+
+
+async def _metric(bench: Bench, url: str, name: str) -> float:
+    """Return the sum of all series of a metric; raise if there is none."""
+    text = (await bench.client.get(f"{url}/metrics")).raise_for_status().text
+    lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    if not lines:
+        raise ValueError(f"{url}/metrics has no {name}")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+async def survival(bench: Bench) -> None:
+    """Noise of twice the cache on each engine; what is left of a pinned and an unpinned prefix."""
+    tokens = bench.report.figures["prefix_tokens"]
+    unpinned = bench.declared.distinct("Unpinned. ")
+    for url in bench.engine_urls:
+        await chat(bench.client, url, unpinned.body("First."))
+    await noise_on_each(bench.client, bench.engine_urls, bench.model, 500_000, 2 * CACHE_TOKENS)
+    left = [await _cached(bench, url, unpinned) for url in bench.engine_urls]
+    kept = [await _cached(bench, url, bench.declared.prefix) for url in bench.engine_urls]
+    bench.report.figures["pinned_survived"] = min(1.0, min(kept) / tokens)
+    bench.report.figures["unpinned_survived"] = max(left) / tokens
+
+
+async def _cached(bench: Bench, url: str, prefix: Prefix) -> int:
+    return (await chat(bench.client, url, prefix.body("Second."))).cached_tokens
+
+
+def edit(bench: Bench, watch: Watch) -> None:
+    """Change the declared text and wait until both pods hold the new version."""
+    manifest = {**bench.declared.manifest}
+    inline = manifest["spec"]["content"]["inline"]
+    inline["systemInstructions"] = "Second edition. " + inline["systemInstructions"]
+    before = watch.latest["status"]["fingerprint"]
+    begin = time.monotonic()
+    text = yaml.safe_dump(manifest, allow_unicode=True)
+    bench.stand.kubectl("apply", "--server-side", "-f", "-", input=text)
+
+    def rewarmed(resource: dict[str, Any]) -> bool:
+        return resource["status"]["fingerprint"] != before and warm_on(REPLICAS)(resource)
+
+    end = watch.wait("the new version Warm on both pods", rewarmed, WARM_TIMEOUT_S)
+    bench.report.figures["rewarm_s"] = end - begin
+
+
+KILL_ALL_BUT_PID_1 = (
+    "import os, signal\n"
+    "for entry in os.listdir('/proc'):\n"
+    "    if entry.isdigit() and int(entry) not in (1, os.getpid()):\n"
+    "        os.kill(int(entry), signal.SIGKILL)\n"
+)
+
+
+def restart(bench: Bench, watch: Watch) -> None:
+    """Kill the engine of one pod and wait until its prefix is warm again."""
+    victim = bench.stand.engines[0].pod
+    begin = time.monotonic()
+    bench.stand.kubectl(
+        "exec", "-n", WORKLOAD, victim, "-c", "vllm", "--", "python3", "-c", KILL_ALL_BUT_PID_1
+    )
+    watch.wait(
+        "the loss noticed",
+        lambda resource: resource["status"].get("warmPods", 0) < REPLICAS,
+        WARM_TIMEOUT_S,
+    )
+    noticed = time.monotonic()
+    end = watch.wait("Warm again", warm_on(REPLICAS), 2 * WARM_TIMEOUT_S)
+    bench.report.figures["restart_rewarm_s"] = end - begin
+    bench.report.details["restart_noticed_s"] = noticed - begin
+
+
+def memory(bench: Bench) -> None:
+    """Resident memory of our processes."""
+    kubectl = bench.stand.kubectl
+    places = {
+        "operator": (SYSTEM, "deployment/promptprefix-operator", "operator"),
+        "picker": (SYSTEM, "deployment/promptprefix-router", "picker"),
+        "sidecar": (WORKLOAD, f"pod/{bench.stand.engines[-1].pod}", "promptprefix-sidecar"),
+    }
+    program = "print(open('/proc/1/status').read())"
+    for name, (namespace, owner, container) in places.items():
+        text = kubectl(
+            "exec", "-n", namespace, owner, "-c", container, "--", "python3", "-c", program
+        )
+        line = next(line for line in text.splitlines() if line.startswith("VmRSS:"))
+        bench.report.rss_mb[name] = int(line.split()[1]) / 1024
+
+
+async def delete(bench: Bench) -> None:
+    """Delete the resource: nothing may stay pinned, and noise must push the prefix out."""
+    kubectl = bench.stand.kubectl
+    kubectl("delete", "promptprefix", bench.declared.name, "-n", WORKLOAD, timeout=90)
+    pinned = [
+        await _metric(bench, engine.sidecar_url, "promptprefix_engine_blocks_pinned")
+        for engine in bench.stand.engines
+    ]
+    last = bench.engine_urls[-1:]
+    await noise_on_each(bench.client, last, bench.model, 900_000, 2 * CACHE_TOKENS)
+    left = await _cached(bench, last[0], bench.declared.distinct("Second edition. "))
+    gone = left < 0.1 * bench.report.figures["prefix_tokens"]
+    bench.report.figures["deleted_unpinned"] = not any(pinned) and gone
+    bench.report.details["after_delete"] = {"blocks_pinned": pinned, "cached_tokens": left}
+
+
+def versions(bench: Bench, watch: Watch) -> None:
+    """Names and versions of the real parts."""
+    ready = condition(watch.latest, "Ready")
+    bench.report.details["ready_message"] = ready.get("message", "")
+    server = bench.stand.kubectl("version", "-o", "yaml")
+    bench.report.versions["kubernetes"] = yaml.safe_load(server)["serverVersion"]["gitVersion"]
+    answer = httpx.get(f"{bench.engine_urls[-1]}/version", timeout=10).raise_for_status()
+    bench.report.versions["vllm"] = answer.json()["version"]

@@ -1,0 +1,94 @@
+"""Follows one object through ``kubectl get --watch``: no polling, exact moments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+
+class Watch:
+    """The newest state of one object, and a way to wait for the next that fits."""
+
+    def __init__(self, kubectl: Sequence[str], *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [*kubectl, "get", *arguments, "--watch", "-o", "json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._changed = threading.Condition()
+        self._latest: dict[str, Any] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    def wait(self, what: str, fits: Callable[[dict[str, Any]], bool], timeout: float) -> float:
+        """Wait until the object fits; return that moment (monotonic seconds)."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not (self._latest and fits(self._latest)):
+                left = deadline - time.monotonic()
+                if left <= 0 or self._process.poll() is not None:
+                    status = json.dumps(self._latest.get("status", {}), indent=1)
+                    raise TimeoutError(f"{what} did not happen in {timeout:.0f} s: {status}")
+                self._changed.wait(min(left, 1.0))
+            return time.monotonic()
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The newest state seen."""
+        with self._changed:
+            return self._latest
+
+    def _read(self) -> None:
+        decoder = json.JSONDecoder()
+        text = ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text += line
+            # kubectl prints indented documents; only a lone brace can end one.
+            if line.rstrip() != "}":
+                continue
+            latest, _ = decoder.raw_decode(text)
+            text = ""
+            with self._changed:
+                self._latest = latest
+                self._changed.notify_all()
+
+
+def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return the condition ``kind`` of a resource if it speaks of the newest generation, else {}."""
+    generation = resource["metadata"]["generation"]
+    for entry in resource.get("status", {}).get("conditions", []):
+        if entry["type"] == kind and entry.get("observedGeneration") == generation:
+            return dict(entry)
+    return {}
+
+
+def warm_on(count: int) -> Callable[[dict[str, Any]], bool]:
+    """Return a test: the newest generation is Warm, on ``count`` pods."""
+
+    def fits(resource: dict[str, Any]) -> bool:
+        warm = condition(resource, "Warm")
+        return warm.get("status") == "True" and resource["status"].get("warmPods") == count
+
+    return fits
