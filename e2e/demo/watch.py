@@ -76,7 +76,7 @@ class Watch:
 
 
 def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return the condition ``kind`` of a resource if it speaks of the newest generation, else {}."""
+    """Return the condition ``kind`` if it speaks of the resource's newest generation, else {}."""
     generation = resource["metadata"]["generation"]
     for entry in resource.get("status", {}).get("conditions", []):
         if entry["type"] == kind and entry.get("observedGeneration") == generation:
