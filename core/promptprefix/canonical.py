@@ -7,6 +7,7 @@ Every string, object keys included, is put in Unicode NFC with ``\\r\\n`` and ``
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,18 @@ JsonValue: TypeAlias = (
 MAX_EXACT_INTEGER = 2**53 - 1
 """Largest integer that every JSON reader keeps exactly (RFC 8785, section 3.2.2.3)."""
 
+FIRST_EXPONENT = 1e21
+"""From here on JCS writes a number with an exponent, so that it never reads as an integer."""
+
 MAX_DEPTH = 100
 """Nesting beyond this is refused: it is no tool schema, and recursion must end."""
 
+MAX_SHOWN = 64
+"""Characters of a key in a message."""
+
 
 class CanonicalError(ValueError):
-    """The value has no canonical form. ``path`` is a JSON pointer to the place."""
+    """The value has no canonical form. ``path`` is a JSON pointer (RFC 6901) to the place."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(f"{message} (at {path})" if path else message)
@@ -57,15 +64,25 @@ def canonical_value(value: JsonValue, path: str = "", depth: int = 0) -> JsonVal
             return canonical_text(value)
         except CanonicalError as error:
             raise CanonicalError(str(error), path) from error
-    if isinstance(value, bool) or value is None or isinstance(value, float):
+    if isinstance(value, bool) or value is None:
         return value
-    if isinstance(value, int):
-        if abs(value) > MAX_EXACT_INTEGER:
-            raise CanonicalError("an integer beyond 2^53 is not exact in JSON", path)
-        return value
+    if isinstance(value, (int, float)):
+        return _canonical_number(value, path)
     if isinstance(value, Mapping):
         return _canonical_object(value, path, depth)
     return [canonical_value(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)]
+
+
+def _canonical_number(value: float, path: str) -> float:
+    """Refuse what no reader keeps, an integer beyond 2^53 in a float's spelling included."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise CanonicalError("a number is too large for JSON", path)
+        if abs(value) >= FIRST_EXPONENT or not value.is_integer():
+            return value
+    if abs(value) > MAX_EXACT_INTEGER:
+        raise CanonicalError("an integer beyond 2^53 is not exact in JSON", path)
+    return value
 
 
 def _canonical_object(value: Mapping[str, JsonValue], path: str, depth: int) -> JsonValue:
@@ -75,11 +92,20 @@ def _canonical_object(value: Mapping[str, JsonValue], path: str, depth: int) -> 
             name = canonical_text(key)
         except CanonicalError as error:
             raise CanonicalError(str(error), path) from error
-        place = f"{path}/{name}"
+        place = f"{path}/{_pointer_part(name)}"
         if name in result:
             raise CanonicalError("two keys are equal after Unicode normalisation", place)
         result[name] = canonical_value(item, place, depth + 1)
     return result
+
+
+def _pointer_part(key: str) -> str:
+    return _shown(key).replace("~", "~0").replace("/", "~1")
+
+
+def _shown(key: str) -> str:
+    """Return a key short enough for a message, which may go into a condition."""
+    return key if len(key) <= MAX_SHOWN else f"{key[:MAX_SHOWN]}…"
 
 
 def canonical_bytes(value: JsonValue) -> bytes:
@@ -109,7 +135,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         counts = Counter(key for key, _ in pairs)
         double = next(key for key, count in counts.items() if count > 1)
-        raise CanonicalError(f"the key {double!r} stands twice in one object")
+        raise CanonicalError(f"the key {_shown(double)!r} stands twice in one object")
     return result
 
 

@@ -27,7 +27,10 @@ def fingerprint(
 
 
 def payload_fingerprint(model: str, payload: Payload) -> str:
-    """Return the fingerprint of a declared payload; raise `PayloadError` naming the field."""
+    """Return the fingerprint of a declared payload.
+
+    Raises `PayloadError` that names the field: a content field, or ``model``.
+    """
     try:
         return fingerprint(model, payload.system, payload.tools, payload.options)
     except CanonicalError as error:
@@ -40,4 +43,6 @@ def _culprit(path: str) -> tuple[str, str]:
         return "toolDefinitions", "InvalidTools"
     if path.startswith("/options"):
         return "chatTemplateOptions", "InvalidContent"
+    if path.startswith("/model"):
+        return "model", "InvalidSpec"
     return "systemInstructions", "InvalidContent"

@@ -42,6 +42,18 @@ class Payload(BaseModel):
     defaultModeSpecs: str = ""  # noqa: N815
     chatTemplateOptions: str = "{}"  # noqa: N815
 
+    @classmethod
+    def from_data(cls, data: Mapping[str, str]) -> Payload:
+        """Return the text in a ConfigMap's ``data``; keys that are no content field are left out.
+
+        Raises `PayloadError` (InvalidContent) if no key is one.
+        """
+        known = {key: data[key] for key in CONTENT_FIELDS if key in data}
+        if not known:
+            message = f"none of the keys {', '.join(CONTENT_FIELDS)} is in the data"
+            raise PayloadError("data", message, "InvalidContent")
+        return cls(**known)
+
     @property
     def system(self) -> str:
         """Text of the system message: the instructions, then a blank line and the mode specs."""

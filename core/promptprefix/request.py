@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from promptprefix.canonical import JsonValue
 from promptprefix.fingerprint import fingerprint
@@ -50,7 +51,6 @@ def chat_immutable_part(body: JsonValue) -> ImmutablePart:
     messages = body.get("messages")
     if not isinstance(model, str) or not _is_list(messages) or not messages:
         raise UndeclaredError("malformed")
-    assert isinstance(messages, Sequence)  # noqa: S101 - narrows the type for the checker
     options = body.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
         raise UndeclaredError("malformed")
@@ -69,7 +69,7 @@ def _leading_system(message: JsonValue) -> str:
         return content
     if not _is_list(content):
         raise UndeclaredError("malformed")
-    return "\n".join(_text_part(part) for part in content)  # type: ignore[union-attr]
+    return "\n".join(_text_part(part) for part in content)
 
 
 def _text_part(part: JsonValue) -> str:
@@ -88,8 +88,8 @@ def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
         return []
     if not _is_list(tools):
         raise UndeclaredError("malformed")
-    return tools  # type: ignore[return-value]
+    return tools
 
 
-def _is_list(value: JsonValue) -> bool:
+def _is_list(value: JsonValue) -> TypeGuard[Sequence[JsonValue]]:
     return isinstance(value, Sequence) and not isinstance(value, str)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from promptprefix.lint.hit import Hit, field_texts
 from promptprefix.payload import Payload
@@ -17,6 +18,10 @@ RULE = "dynamic-timestamp"
 
 BEFORE = 60
 AFTER = 24
+"""Characters of the sentence that are looked at before and after a date."""
+
+MAX_CANDIDATES = 1_000
+"""Dates of one kind in one field that are looked at; a text with more is a table of dates."""
 
 MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?"
@@ -89,7 +94,7 @@ def dynamic_timestamps(payload: Payload) -> Iterator[Hit]:
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     for pattern, beside in FINDERS:
-        for match in pattern.finditer(text):
+        for match in islice(pattern.finditer(text), MAX_CANDIDATES):
             before = _sentence_before(text, match.start())
             if FIXED.search(before):
                 continue
