@@ -1,0 +1,284 @@
+"""Status of a resource: one verdict per pass, from which conditions, Events and logs are told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from promptprefix.fleet import Prefix
+from promptprefix.reasons import ConditionType, Reason
+from promptprefix.resource import (
+    MAX_LINT,
+    MAX_PROBLEMS,
+    Condition,
+    Pinning,
+    Problem,
+    PromptPrefixStatus,
+)
+from promptprefix.wire import EngineState, Phase, PlacementState
+
+_EDIT_NEEDED = frozenset({Reason.NO_STATIC_HEAD, Reason.INVALID_CONTENT, Reason.INVALID_TOOLS})
+_REASON_WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
+_PODS_NAMED = 3
+_MESSAGE_CHARS = 1_024
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Why too few pods can hold the prefix."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A chosen pod and what it reports of the declared version."""
+
+    pod: str
+    state: PlacementState | None
+    engine: EngineState | None
+
+    @property
+    def warm(self) -> bool:
+        """Whether the declared version is warm there."""
+        return self.state is not None and self.state.phase is Phase.WARM
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is warm and can't be evicted."""
+        return self.warm and self.state is not None and self.state.pinned is Pinning.HARD
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a resource's status is told from.
+
+    ``wanted`` counts the pods that should hold it; ``holders`` names the pods that may still
+    hold any version of it.
+    """
+
+    prefix: Prefix
+    wanted: int
+    holdings: tuple[Holding, ...]
+    obstacles: tuple[Problem, ...] = ()
+    shortfall: Shortfall | None = None
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the state wanted now is reached; if not, why, and what to do."""
+
+    ready: bool
+    reason: Reason
+    message: str
+    stalled: bool = False
+
+
+def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
+    """Return the status; transition times move to ``now`` only where a condition flips."""
+    prefix = outlook.prefix
+    verdict = judge(outlook)
+    warm = [holding for holding in outlook.holdings if holding.warm]
+    tokens, blocks = _size(warm)
+    return PromptPrefixStatus(
+        observedGeneration=prefix.generation,
+        fingerprint=prefix.version.fingerprint if prefix.version is not None else "",
+        tokens=tokens,
+        blocks=blocks,
+        desiredPods=outlook.wanted,
+        warmPods=len(warm),
+        pinnedPods=sum(holding.pinned for holding in warm),
+        warm=f"{len(warm)}/{outlook.wanted}",
+        problems=sorted(_problems(outlook), key=lambda each: (each.pod, each.reason))[
+            :MAX_PROBLEMS
+        ],
+        lint=list(prefix.lint[:MAX_LINT]),
+        conditions=list(_conditions(outlook, verdict, now)),
+    )
+
+
+def judge(outlook: Outlook) -> Verdict:
+    """Return the verdict; the first that applies wins."""
+    verdicts = (_invalid, _suspended, _refused, _hopeless, _short, _failed, _warming)
+    for verdict in verdicts:
+        if (found := verdict(outlook)) is not None:
+            return found
+    return _reached(outlook)
+
+
+def _invalid(outlook: Outlook) -> Verdict | None:
+    if outlook.prefix.spec is not None:
+        return None
+    refusal = outlook.prefix.refusal
+    message = refusal.message if refusal is not None else "The spec can't be read."
+    return Verdict(False, Reason.INVALID_SPEC, message, stalled=True)
+
+
+def _suspended(outlook: Outlook) -> Verdict | None:
+    spec = outlook.prefix.spec
+    if spec is None or not spec.suspend:
+        return None
+    if outlook.holders:
+        message = f"Suspended: being released on {_names(outlook.holders)}."
+        return Verdict(False, Reason.SUSPENDED, message)
+    message = "Suspended and released everywhere: set spec.suspend to false to warm it again."
+    return Verdict(True, Reason.SUSPENDED, message)
+
+
+def _refused(outlook: Outlook) -> Verdict | None:
+    refusal = outlook.prefix.refusal
+    if refusal is None:
+        return None
+    return Verdict(False, refusal.reason, refusal.message, stalled=refusal.stalled)
+
+
+def _hopeless(outlook: Outlook) -> Verdict | None:
+    for holding in outlook.holdings:
+        state = holding.state
+        if state is not None and state.phase is Phase.FAILED and state.reason in _EDIT_NEEDED:
+            return Verdict(False, Reason(state.reason), _told(holding.pod, state), stalled=True)
+    return None
+
+
+def _short(outlook: Outlook) -> Verdict | None:
+    if outlook.shortfall is None:
+        return None
+    return Verdict(False, outlook.shortfall.reason, outlook.shortfall.message)
+
+
+def _failed(outlook: Outlook) -> Verdict | None:
+    for holding in outlook.holdings:
+        if holding.state is not None and holding.state.phase is Phase.FAILED:
+            reason = _reason(holding.state, Reason.WARM_FAILED)
+            known = Reason(reason) if reason in set(Reason) else Reason.WARM_FAILED
+            return Verdict(False, known, _told(holding.pod, holding.state))
+    return None
+
+
+def _warming(outlook: Outlook) -> Verdict | None:
+    cold = [holding.pod for holding in outlook.holdings if not holding.warm]
+    if not cold:
+        return None
+    warm = len(outlook.holdings) - len(cold)
+    message = f"Warm on {warm} of {outlook.wanted} pods; warming on {_names(cold)}."
+    return Verdict(False, Reason.WARMING, message)
+
+
+def _reached(outlook: Outlook) -> Verdict:
+    spec = outlook.prefix.spec
+    tokens, blocks = _size(outlook.holdings)
+    text = f"Warm on {_count(len(outlook.holdings), 'pod')}: {tokens} tokens in {blocks} blocks"
+    soft = [holding for holding in outlook.holdings if not holding.pinned]
+    if spec is not None and spec.pinning is Pinning.HARD and soft:
+        why = _soft_reason(soft[0])
+        names = _names([holding.pod for holding in soft])
+        return Verdict(True, Reason.SOFT_PINNED, _cut(f"{text}, not hard-pinned on {names}: {why}"))
+    how = {Pinning.HARD: "hard-pinned", Pinning.SOFT: "kept recent", Pinning.NONE: "not pinned"}
+    pinning = spec.pinning if spec is not None else Pinning.NONE
+    return Verdict(True, Reason.WARM, f"{text}, {how[pinning]}.")
+
+
+def _conditions(outlook: Outlook, verdict: Verdict, now: datetime) -> Iterator[Condition]:
+    present = {condition.type: condition for condition in outlook.prefix.conditions}
+    for kind, holds, reason, message in _claims(outlook, verdict):
+        status: Literal["True", "False"] = "True" if holds else "False"
+        before = present.get(kind)
+        unchanged = before is not None and before.status == status
+        yield Condition(
+            type=kind,
+            status=status,
+            observedGeneration=outlook.prefix.generation,
+            lastTransitionTime=before.lastTransitionTime
+            if before is not None and unchanged
+            else now.replace(microsecond=0),
+            reason=reason,
+            message=message,
+        )
+
+
+def _claims(
+    outlook: Outlook, verdict: Verdict
+) -> Iterator[tuple[ConditionType, bool, Reason, str]]:
+    spec = outlook.prefix.spec
+    suspended = spec is not None and spec.suspend
+    yield ConditionType.READY, verdict.ready, verdict.reason, verdict.message
+    if suspended:
+        yield ConditionType.ACTIVE, False, Reason.SUSPENDED, "Suspended by spec.suspend."
+    else:
+        yield ConditionType.ACTIVE, True, Reason.HELD, "Held at all times."
+    yield (
+        ConditionType.WARM,
+        verdict.ready and not suspended,
+        verdict.reason,
+        verdict.message,
+    )
+    if verdict.ready:
+        reached = "The wanted state is reached."
+        yield ConditionType.RECONCILING, False, Reason.RECONCILED, reached
+    elif verdict.stalled:
+        waits = "Waits for an edit: see the condition Stalled."
+        yield ConditionType.RECONCILING, False, verdict.reason, waits
+    else:
+        yield ConditionType.RECONCILING, True, verdict.reason, verdict.message
+    if verdict.stalled:
+        yield ConditionType.STALLED, True, verdict.reason, verdict.message
+    else:
+        yield ConditionType.STALLED, False, Reason.NOT_STALLED, "Nothing needs an edit."
+
+
+def _problems(outlook: Outlook) -> Iterator[Problem]:
+    yield from outlook.obstacles
+    spec = outlook.prefix.spec
+    for holding in outlook.holdings:
+        state = holding.state
+        if state is None:
+            continue
+        if state.phase is Phase.FAILED:
+            reason = _reason(state, Reason.WARM_FAILED)
+            yield Problem(pod=holding.pod, reason=reason, message=_cut(state.message))
+        elif holding.warm and not holding.pinned and spec and spec.pinning is Pinning.HARD:
+            reason = _reason(state, Reason.SOFT_PINNED)
+            yield Problem(pod=holding.pod, reason=reason, message=_cut(_soft_reason(holding)))
+
+
+def _size(holdings: Iterable[Holding]) -> tuple[int, int]:
+    """Return tokens and blocks, as the first pod that knows them reports."""
+    for holding in holdings:
+        state, engine = holding.state, holding.engine
+        if state is not None and engine is not None and state.tokens > 0:
+            return state.tokens, state.tokens // engine.block_size if engine.block_size > 0 else 0
+    return 0, 0
+
+
+def _reason(state: PlacementState, default: Reason) -> str:
+    """Return the sidecar's word if it is a word that a condition can carry."""
+    return state.reason if _REASON_WORD.fullmatch(state.reason) else default
+
+
+def _soft_reason(holding: Holding) -> str:
+    told = holding.state.message if holding.state is not None else ""
+    engine = holding.engine.soft_reason if holding.engine is not None else ""
+    return told or engine or "the sidecar gives no reason."
+
+
+def _told(pod: str, state: PlacementState) -> str:
+    return _cut(f"{pod}: {state.message or 'the sidecar gives no reason.'}")
+
+
+def _names(pods: Iterable[str]) -> str:
+    names = sorted(pods)
+    rest = len(names) - _PODS_NAMED
+    return ", ".join(names[:_PODS_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MESSAGE_CHARS else f"{text[: _MESSAGE_CHARS - 1]}…"

@@ -1,0 +1,149 @@
+"""Which pods can hold a prefix, and what stands in the way of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from promptprefix.conditions import Shortfall
+from promptprefix.fleet import Pod, Sidecar, owner
+from promptprefix.reasons import Reason
+from promptprefix.resource import Problem, PromptPrefixSpec
+from promptprefix.wire import EngineState, Phase, PlacementState
+
+_MODELS_NAMED = 5
+
+
+class Standing(Enum):
+    """Whether a pod can hold a prefix of a model, best first."""
+
+    ELIGIBLE = "eligible"
+    WRONG_MODEL = "does not serve the model"
+    UNHEALTHY = "engine not healthy"
+    UNCONNECTED = "sidecar not connected"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pod and what its sidecar says.
+
+    ``holds`` and ``warms`` are the uids of the resources of which it may hold some version, and
+    of which it holds one warm.
+    """
+
+    pod: Pod
+    engine: EngineState | None
+    reported: Mapping[str, PlacementState]
+    holds: frozenset[str]
+    warms: frozenset[str]
+
+    @property
+    def connected(self) -> bool:
+        """Whether its sidecar is connected."""
+        return self.engine is not None
+
+    def phase(self, placement: str) -> Phase | None:
+        """Return the reported phase of a placement, if it is reported."""
+        state = self.reported.get(placement)
+        return None if state is None else state.phase
+
+    def standing(self, model: str) -> Standing:
+        """Return whether the pod can hold a prefix of ``model``."""
+        if self.engine is None:
+            return Standing.UNCONNECTED
+        if not self.engine.healthy:
+            return Standing.UNHEALTHY
+        return Standing.ELIGIBLE if model in self.engine.models else Standing.WRONG_MODEL
+
+
+def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
+    """Join a pod with its sidecar's report."""
+    if sidecar is None:
+        return Candidate(pod, None, {}, frozenset(), frozenset())
+    reported = {state.id: state for state in sidecar.state.placements}
+    held = {id_ for id_, state in reported.items() if _held(state)}
+    return Candidate(
+        pod=pod,
+        engine=sidecar.state.engine,
+        reported=reported,
+        holds=frozenset(owner(id_) for id_ in held | sidecar.told),
+        warms=frozenset(owner(id_) for id_, s in reported.items() if s.phase is Phase.WARM),
+    )
+
+
+def _held(state: PlacementState) -> bool:
+    return state.pinned_tokens > 0 or state.phase not in (Phase.RELEASED, Phase.FAILED)
+
+
+def obstacle(each: Candidate, model: str) -> Problem | None:
+    """Return what keeps a selected pod from holding the prefix; None if nothing does."""
+    match each.standing(model):
+        case Standing.ELIGIBLE:
+            return None
+        case Standing.UNCONNECTED:
+            reason = Reason.SIDECAR_NOT_CONNECTED
+            message = "No sidecar of this pod is connected: see the log of its sidecar container."
+        case Standing.UNHEALTHY:
+            reason = Reason.ENGINE_NOT_HEALTHY
+            message = "The engine does not answer its health check (yet): see its log."
+        case Standing.WRONG_MODEL:
+            reason = Reason.MODEL_NOT_SERVED
+            message = f"The engine serves {_served([each])}, not {_short(model)}."
+    return Problem(pod=each.pod.name, reason=reason, message=message)
+
+
+def shortfall(
+    spec: PromptPrefixSpec, namespace: str, selected: Sequence[Candidate]
+) -> Shortfall | None:
+    """Return why too few of the ``selected`` pods are eligible."""
+    if not selected:
+        return Shortfall(
+            Reason.NO_MATCHING_PODS,
+            f"No pod in namespace {namespace} matches spec.pods.selector: compare it with "
+            "the labels of the vLLM pods.",
+        )
+    by_standing = {
+        standing: [each for each in selected if each.standing(spec.model) is standing]
+        for standing in Standing
+    }
+    eligible = len(by_standing[Standing.ELIGIBLE])
+    if eligible:
+        if spec.replicas == "All" or eligible >= spec.replicas:
+            return None
+        return Shortfall(
+            Reason.INSUFFICIENT_PODS,
+            f"{spec.replicas} replicas are wanted, but only {_pods(eligible)} of "
+            f"{len(selected)} selected can hold the prefix: add pods or lower spec.replicas.",
+        )
+    if wrong := by_standing[Standing.WRONG_MODEL]:
+        return Shortfall(
+            Reason.MODEL_NOT_SERVED,
+            f"None of {_pods(len(wrong))} serves the model {_short(spec.model)}; served: "
+            f"{_served(wrong)}. Set spec.model to a served name.",
+        )
+    if unhealthy := by_standing[Standing.UNHEALTHY]:
+        return Shortfall(
+            Reason.ENGINE_NOT_HEALTHY,
+            f"No engine is healthy on the {_pods(len(unhealthy))} with a connected sidecar: "
+            "wait until vLLM has started, or see its log.",
+        )
+    return Shortfall(
+        Reason.SIDECAR_NOT_CONNECTED,
+        f"No sidecar is connected from {_pods(len(selected))} selected: add the promptprefix "
+        "sidecar to the pod template, or see its log.",
+    )
+
+
+def _pods(count: int) -> str:
+    return f"{count} pod" if count == 1 else f"{count} pods"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+def _served(candidates: Sequence[Candidate]) -> str:
+    models = sorted({m for each in candidates if each.engine for m in each.engine.models})
+    named = ", ".join(_short(model) for model in models[:_MODELS_NAMED])
+    return (named + (", …" if len(models) > _MODELS_NAMED else "")) or "no model"

@@ -1,0 +1,220 @@
+"""The planner: which pods hold which prefix, what the router sees, and what the status says.
+
+`plan` is a pure function of one snapshot. Holders that stay eligible stay; what is missing goes to
+the pods with the fewest placements, ties broken by a rendezvous hash, so that equal snapshots give
+equal plans.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
+from promptprefix.eligibility import Candidate, Standing, candidate, obstacle, shortfall
+from promptprefix.fleet import Prefix, Snapshot, Version
+from promptprefix.resource import Problem, PromptPrefixStatus
+from promptprefix.routes import endpoints_of, route_prefixes_of
+from promptprefix.wire import Phase, Placement, RouteEndpoint, RoutePrefix
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What should be.
+
+    ``desired`` maps the uid of each connected pod to its whole set; ``statuses`` and ``holders``
+    map the uids of resources; ``holders`` names the connected pods that may still hold some version
+    of it. ``kept`` holds the ids of all versions that some pod should hold.
+    """
+
+    desired: Mapping[str, tuple[Placement, ...]]
+    prefixes: tuple[RoutePrefix, ...]
+    endpoints: tuple[RouteEndpoint, ...]
+    statuses: Mapping[str, PromptPrefixStatus]
+    holders: Mapping[str, tuple[str, ...]]
+    kept: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One resource's pods. ``selected`` match its selector; ``chosen`` should hold it."""
+
+    prefix: Prefix
+    selected: tuple[Candidate, ...]
+    wanted: int
+    chosen: tuple[Candidate, ...]
+
+
+def plan(snapshot: Snapshot, now: datetime) -> Plan:
+    """Return the plan for ``snapshot``; ``now`` dates the transitions of conditions."""
+    candidates = _candidates(snapshot)
+    prefixes = sorted(snapshot.prefixes, key=lambda prefix: (prefix.namespace, prefix.name))
+    choices = _spread(prefixes, candidates)
+    sets: dict[str, list[Placement]] = {
+        each.pod.uid: [] for group in candidates.values() for each in group if each.connected
+    }
+    for choice in choices:
+        for each in choice.chosen:
+            for version in _versions_on(choice.prefix, each):
+                sets[each.pod.uid].append(_placement(choice.prefix, version))
+    desired = {uid: tuple(placements) for uid, placements in sets.items()}
+    holders = _holders(candidates)
+    return Plan(
+        desired=desired,
+        prefixes=route_prefixes_of(prefixes, candidates, desired),
+        endpoints=endpoints_of(candidates, desired),
+        statuses={
+            choice.prefix.uid: status_of(_outlook(choice, holders), now)
+            for choice in choices
+            if not choice.prefix.deleting
+        },
+        holders=holders,
+        kept=frozenset(placement.id for each in desired.values() for placement in each),
+    )
+
+
+def _candidates(snapshot: Snapshot) -> dict[str, list[Candidate]]:
+    """Return the pods by namespace, sorted by name."""
+    groups: dict[str, list[Candidate]] = defaultdict(list)
+    for pod in sorted(snapshot.pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
+        groups[pod.namespace].append(candidate(pod, snapshot.sidecars.get(pod.uid)))
+    return groups
+
+
+def _spread(
+    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]]
+) -> list[_Choice]:
+    """Choose the pods of every resource: first all that stay, then what is missing.
+
+    Both passes count into the same load, so that a new prefix sees the old ones' placements.
+    """
+    load: dict[str, int] = defaultdict(int)
+    drafts = [_stay(prefix, candidates.get(prefix.namespace, ())) for prefix in prefixes]
+    for draft in drafts:
+        for each in draft.chosen:
+            load[each.pod.uid] += 1
+    return [_fill(draft, load) for draft in drafts]
+
+
+def _stay(prefix: Prefix, candidates: Sequence[Candidate]) -> _Choice:
+    """Keep the holders that may stay, those that hold it warm before the others."""
+    spec = prefix.spec
+    if spec is None or spec.suspend or prefix.deleting:
+        return _Choice(prefix, (), 0, ())
+    selector = spec.pods.selector
+    selected = tuple(
+        each
+        for each in candidates
+        if not each.pod.leaving and selector.matches(dict(each.pod.labels))
+    )
+    staying = [
+        each
+        for each in selected
+        if prefix.uid in each.holds
+        and each.standing(spec.model) in (Standing.ELIGIBLE, Standing.UNHEALTHY)
+    ]
+    eligible = sum(each.standing(spec.model) is Standing.ELIGIBLE for each in selected)
+    if spec.replicas == "All":
+        recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
+        return _Choice(prefix, selected, eligible + len(recovering), tuple(staying))
+    # An engine that restarts keeps its place only as long as no healthy pod can take it.
+    spare = max(0, spec.replicas - eligible)
+    healthy = [e for e in staying if e.standing(spec.model) is Standing.ELIGIBLE]
+    healthy.sort(key=lambda e: (prefix.uid not in e.warms, _rank(prefix, e)))
+    recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
+    chosen = (*healthy[: spec.replicas], *recovering[:spare])
+    return _Choice(prefix, selected, spec.replicas, chosen)
+
+
+def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:
+    """Add eligible pods until the wanted number is reached."""
+    prefix, spec = draft.prefix, draft.prefix.spec
+    missing = draft.wanted - len(draft.chosen)
+    if spec is None or prefix.refusal is not None or missing <= 0:
+        return _by_name(draft, draft.chosen)
+    taken = {each.pod.uid for each in draft.chosen}
+    free = [
+        each
+        for each in draft.selected
+        if each.pod.uid not in taken and each.standing(spec.model) is Standing.ELIGIBLE
+    ]
+    free.sort(key=lambda each: (load[each.pod.uid], _rank(prefix, each)))
+    for each in free[:missing]:
+        load[each.pod.uid] += 1
+    return _by_name(draft, (*draft.chosen, *free[:missing]))
+
+
+def _by_name(draft: _Choice, chosen: Iterable[Candidate]) -> _Choice:
+    ordered = tuple(sorted(chosen, key=lambda each: (each.pod.name, each.pod.uid)))
+    return _Choice(draft.prefix, draft.selected, draft.wanted, ordered)
+
+
+def _rank(prefix: Prefix, each: Candidate) -> bytes:
+    """Rendezvous hash: each resource has its own order of the pods."""
+    return hashlib.sha256(f"{prefix.uid}/{each.pod.uid}".encode()).digest()
+
+
+def _versions_on(prefix: Prefix, each: Candidate) -> list[Version]:
+    """Return what the chosen pod should hold.
+
+    The declared version, and until that is warm on this pod the newest earlier one that is.
+    """
+    versions: list[Version] = []
+    if prefix.version is not None and prefix.refusal is None:
+        versions.append(prefix.version)
+        if each.phase(prefix.version.id) is Phase.WARM:
+            return versions
+    warm = (version for version in prefix.earlier if each.phase(version.id) is Phase.WARM)
+    return [*versions, *([old] if (old := next(warm, None)) else [])]
+
+
+def _placement(prefix: Prefix, version: Version) -> Placement:
+    if prefix.spec is None:
+        raise ValueError("a resource without a spec has no placements")
+    return Placement(
+        id=version.id,
+        namespace=prefix.namespace,
+        name=prefix.name,
+        model=version.model,
+        fingerprint=version.fingerprint,
+        content_digest=version.content_digest,
+        pinning=prefix.spec.pinning,
+    )
+
+
+def _holders(candidates: Mapping[str, Sequence[Candidate]]) -> dict[str, tuple[str, ...]]:
+    holders: dict[str, list[str]] = defaultdict(list)
+    for group in candidates.values():
+        for each in group:
+            for uid in each.holds:
+                holders[uid].append(each.pod.name)
+    return {uid: tuple(sorted(names)) for uid, names in holders.items()}
+
+
+def _outlook(choice: _Choice, holders: Mapping[str, tuple[str, ...]]) -> Outlook:
+    prefix, spec = choice.prefix, choice.prefix.spec
+    current = prefix.version.id if prefix.version is not None and not prefix.refusal else ""
+    short: Shortfall | None = None
+    obstacles: tuple[Problem, ...] = ()
+    if spec is not None and not spec.suspend:
+        if len(choice.chosen) < choice.wanted or not choice.chosen:
+            short = shortfall(spec, prefix.namespace, choice.selected)
+        if short is not None or spec.replicas == "All":
+            chosen = {each.pod.uid for each in choice.chosen}
+            others = (each for each in choice.selected if each.pod.uid not in chosen)
+            found = (obstacle(each, spec.model) for each in others)
+            obstacles = tuple(problem for problem in found if problem is not None)
+    return Outlook(
+        prefix=prefix,
+        wanted=choice.wanted,
+        holdings=tuple(
+            Holding(each.pod.name, each.reported.get(current), each.engine)
+            for each in choice.chosen
+        ),
+        obstacles=obstacles,
+        shortfall=short,
+        holders=holders.get(prefix.uid, ()),
+    )
