@@ -1,0 +1,5 @@
+"""``python -m promptprefix_router``."""
+
+from promptprefix_router.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""Envoy's clusters: the engines, the picker, and its own admin listener."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from promptprefix_router.endpoints_file import ENDPOINTS_FILE, ENGINES_CLUSTER
+from promptprefix_router.picker import DESTINATION_HEADER
+from promptprefix_router.settings import RouterSettings
+
+EnvoyConfig: TypeAlias = dict[str, Any]
+"""A piece of Envoy's configuration, as its JSON form."""
+
+PICKER_CLUSTER = "picker"
+ADMIN_CLUSTER = "admin"
+
+MANY = 1_000_000
+"""Envoy's own limits of 1,024 requests and 3 retries at a time suit no pool of engines."""
+
+ENGINE_KEEP_ALIVE_S = 4
+"""vLLM closes an idle connection after 5 s; ours must end first, or a request meets its end."""
+
+
+def clusters(settings: RouterSettings, folder: Path) -> list[EnvoyConfig]:
+    """Return every cluster; ``folder`` is where Envoy finds the endpoints file."""
+    return [
+        engines_cluster(settings, folder),
+        _local_cluster(PICKER_CLUSTER, settings.decision_host, settings.decision_port),
+        _local_cluster(ADMIN_CLUSTER, settings.admin_host, settings.admin_port),
+    ]
+
+
+def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
+    """Return the cluster of known engines: the picked one, else the least loaded."""
+    return {
+        "name": ENGINES_CLUSTER,
+        "type": "EDS",
+        "eds_cluster_config": {
+            "eds_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {
+                    "path": str(folder / ENDPOINTS_FILE),
+                    "watched_directory": {"path": str(folder)},
+                },
+            }
+        },
+        "connect_timeout": "2s",
+        "load_balancing_policy": {"policies": [_override_host()]},
+        # An engine that fails its checks or is not ready is never a fallback, not even the last.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "health_checks": [_health_check(settings)],
+        # Without this an engine that left the route table would be served while it is healthy.
+        "ignore_health_on_host_removal": True,
+        "circuit_breakers": _no_limits(),
+        "upstream_connection_options": {
+            "tcp_keepalive": {
+                "keepalive_probes": 3,
+                "keepalive_time": 30,
+                "keepalive_interval": 10,
+            }
+        },
+        "typed_extension_protocol_options": _http1(idle_timeout=f"{ENGINE_KEEP_ALIVE_S}s"),
+    }
+
+
+def _override_host() -> EnvoyConfig:
+    least_request = {
+        "typed_extension_config": {
+            "name": "envoy.load_balancing_policies.least_request",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies"
+                ".least_request.v3.LeastRequest"
+            },
+        }
+    }
+    return {
+        "typed_extension_config": {
+            "name": "envoy.load_balancing_policies.override_host",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies"
+                ".override_host.v3.OverrideHost",
+                "override_host_sources": [{"header": DESTINATION_HEADER}],
+                "fallback_policy": {"policies": [least_request]},
+            },
+        }
+    }
+
+
+def _health_check(settings: RouterSettings) -> EnvoyConfig:
+    interval = f"{settings.health_interval_s:g}s"
+    return {
+        "timeout": "5s",
+        "interval": interval,
+        "no_traffic_interval": interval,
+        "unhealthy_threshold": 3,
+        "healthy_threshold": 1,
+        "http_health_check": {"path": "/health"},
+    }
+
+
+def _local_cluster(name: str, host: str, port: int) -> EnvoyConfig:
+    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "0.1s",
+        "circuit_breakers": _no_limits(),
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
+        },
+        "typed_extension_protocol_options": _http1(idle_timeout="60s"),
+    }
+
+
+def _http1(idle_timeout: str) -> EnvoyConfig:
+    return {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+            "common_http_protocol_options": {"idle_timeout": idle_timeout},
+            "explicit_http_config": {"http_protocol_options": {}},
+        }
+    }
+
+
+def _no_limits() -> EnvoyConfig:
+    limits = dict.fromkeys(
+        ("max_connections", "max_pending_requests", "max_requests", "max_retries"), MANY
+    )
+    return {"thresholds": [limits]}

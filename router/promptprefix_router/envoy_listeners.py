@@ -1,0 +1,224 @@
+"""Envoy's listeners: the clients' door, and a door for statistics alone."""
+
+from __future__ import annotations
+
+import json
+
+from promptprefix_router.endpoints_file import ENGINES_CLUSTER
+from promptprefix_router.envoy_clusters import ADMIN_CLUSTER, PICKER_CLUSTER, EnvoyConfig
+from promptprefix_router.picker import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
+from promptprefix_router.settings import RouterSettings
+
+PICKED_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+)
+"""Paths whose requests the picker sees."""
+
+PLAIN_PATHS = ("/v1/models",)
+"""Paths that any engine answers; the picker is not asked."""
+
+INTERNAL_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-")
+"""Headers that steer Envoy or the choice of a pod. Clients have no say in them."""
+
+_TYPE = "type.googleapis.com/envoy.extensions"
+_HCM = f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager"
+_EXT_AUTHZ = "envoy.filters.http.ext_authz"
+_RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+
+
+def client_listener(settings: RouterSettings) -> EnvoyConfig:
+    """Return the listener that clients use."""
+    manager = {
+        **_manager("ingress", _client_routes()),
+        "early_header_mutation_extensions": [_strip_internal_headers()],
+        "use_remote_address": True,
+        # No peer is trusted to steer Envoy by its headers, whatever its address.
+        "internal_address_config": {},
+        "normalize_path": True,
+        "merge_slashes": True,
+        "path_with_escaped_slashes_action": "REJECT_REQUEST",
+        "request_headers_timeout": "10s",
+        "stream_idle_timeout": f"{settings.idle_timeout_s}s",
+        "common_http_protocol_options": {"idle_timeout": f"{settings.idle_timeout_s}s"},
+        "server_header_transformation": "PASS_THROUGH",
+        "local_reply_config": _json_errors(),
+        "http_filters": [_ask_picker(settings), _router()],
+    }
+    return _listener("clients", settings.listen_host, settings.listen_port, manager)
+
+
+def stats_listener(settings: RouterSettings) -> EnvoyConfig:
+    """Return the listener that serves ``GET /stats/prometheus`` and nothing else."""
+    route = {
+        "match": {
+            "path": "/stats/prometheus",
+            "headers": [{"name": ":method", "string_match": {"exact": "GET"}}],
+        },
+        "route": {"cluster": ADMIN_CLUSTER},
+    }
+    manager = {**_manager("stats", [route]), "http_filters": [_router()]}
+    return _listener("stats", settings.stats_host, settings.stats_port, manager)
+
+
+def _client_routes() -> list[EnvoyConfig]:
+    picked = [{"match": {"path": path}, "route": _to_engines()} for path in PICKED_PATHS]
+    plain = [
+        {"match": {"path": path}, "route": _to_engines(), **_without_picker()}
+        for path in PLAIN_PATHS
+    ]
+    health = {
+        "match": {"path": "/health"},
+        "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
+        **_without_picker(),
+    }
+    return [*picked, *plain, health, _not_found()]
+
+
+def _to_engines() -> EnvoyConfig:
+    return {
+        "cluster": ENGINES_CLUSTER,
+        # A generation takes as long as it takes; silence is bounded by the idle timeout.
+        "timeout": "0s",
+        # Only what no engine can have begun is sent again.
+        "retry_policy": {
+            "retry_on": _RETRY_ON,
+            "num_retries": 2,
+            "host_selection_retry_max_attempts": 5,
+            "retry_host_predicate": [
+                {
+                    "name": "envoy.retry_host_predicates.previous_hosts",
+                    "typed_config": {
+                        "@type": f"{_TYPE}.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _not_found() -> EnvoyConfig:
+    error = {
+        "message": "Not a path of this API. Served: "
+        + ", ".join((*PICKED_PATHS, *PLAIN_PATHS, "/health")),
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "not_found",
+    }
+    return {
+        "match": {"prefix": "/"},
+        "direct_response": {"status": 404, "body": {"inline_string": json.dumps({"error": error})}},
+        "response_headers_to_add": [
+            {
+                "header": {"key": "content-type", "value": "application/json"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
+        ],
+        **_without_picker(),
+    }
+
+
+def _without_picker() -> EnvoyConfig:
+    per_route = {"@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
+    return {"typed_per_filter_config": {_EXT_AUTHZ: per_route}}
+
+
+def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
+    return {
+        "name": _EXT_AUTHZ,
+        "typed_config": {
+            "@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthz",
+            "transport_api_version": "V3",
+            "failure_mode_allow": True,
+            "allowed_headers": {"patterns": [{"exact": PREFIX_HEADER}]},
+            # The picker needs no credentials, so it never sees them.
+            "disallowed_headers": {"patterns": [{"exact": "authorization"}]},
+            "with_request_body": {
+                "max_request_bytes": settings.max_request_bytes,
+                "allow_partial_message": True,
+                "pack_as_bytes": True,
+            },
+            "http_service": {
+                "server_uri": {
+                    "uri": f"http://{settings.decision_host}:{settings.decision_port}",
+                    "cluster": PICKER_CLUSTER,
+                    "timeout": f"{settings.decision_timeout_ms / 1000:g}s",
+                },
+                "authorization_response": {
+                    "allowed_upstream_headers": {"patterns": [{"exact": DESTINATION_HEADER}]},
+                    "allowed_client_headers_on_success": {"patterns": [{"exact": DECISION_HEADER}]},
+                },
+            },
+        },
+    }
+
+
+def _strip_internal_headers() -> EnvoyConfig:
+    return {
+        "name": "envoy.http.early_header_mutation.header_mutation",
+        "typed_config": {
+            "@type": f"{_TYPE}.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+            "mutations": [
+                {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}}
+                for prefix in INTERNAL_PREFIXES
+            ],
+        },
+    }
+
+
+def _json_errors() -> EnvoyConfig:
+    error = {
+        "message": "%LOCAL_REPLY_BODY%",
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": "%RESPONSE_CODE_DETAILS%",
+    }
+    at_least_500 = {
+        "comparison": {
+            "op": "GE",
+            "value": {"default_value": 500, "runtime_key": "promptprefix.errors_from"},
+        }
+    }
+    return {
+        "mappers": [
+            {
+                "filter": {"status_code_filter": at_least_500},
+                "body_format_override": {"json_format": {"error": error}},
+            }
+        ]
+    }
+
+
+def _router() -> EnvoyConfig:
+    return {
+        "name": "envoy.filters.http.router",
+        "typed_config": {
+            "@type": f"{_TYPE}.filters.http.router.v3.Router",
+            "suppress_envoy_headers": True,
+        },
+    }
+
+
+def _manager(name: str, routes: list[EnvoyConfig]) -> EnvoyConfig:
+    hosts = [{"name": name, "domains": ["*"], "routes": routes}]
+    return {
+        "@type": _HCM,
+        "stat_prefix": name,
+        "route_config": {"name": name, "virtual_hosts": hosts},
+    }
+
+
+def _listener(name: str, host: str, port: int, manager: EnvoyConfig) -> EnvoyConfig:
+    network_filter = {
+        "name": "envoy.filters.network.http_connection_manager",
+        "typed_config": manager,
+    }
+    return {
+        "name": name,
+        "address": {"socket_address": {"address": host, "port_value": port}},
+        "filter_chains": [{"filters": [network_filter]}],
+    }

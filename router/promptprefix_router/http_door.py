@@ -1,0 +1,154 @@
+"""A small HTTP/1.1 server: requests with a bounded head and body, answered at once.
+
+It serves Envoy's questions and the metrics. A handler is a plain function, so a connection never
+waits for anything but its peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import httptools
+
+MAX_HEAD_BYTES = 128 * 1024
+"""Bytes of target and headers together; Envoy itself sends at most 60 KiB of headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One whole request; header names are lower-case."""
+
+    method: str
+    target: str
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One whole response."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return the response as HTTP/1.1 bytes."""
+        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        lines.append(f"content-length: {len(self.body)}\r\n\r\n")
+        return "\r\n".join(lines).encode("latin-1") + self.body
+
+
+Handler = Callable[[HttpRequest], HttpResponse]
+
+
+class HttpDoor(asyncio.Protocol):
+    """One connection. Broken or oversized input ends it; the peer sees a 4xx where it can."""
+
+    def __init__(self, handler: Handler, max_body_bytes: int) -> None:
+        self._handler = handler
+        self._max_body_bytes = max_body_bytes
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._finished: list[HttpRequest] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._target = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._body_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection's transport."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the transport."""
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came and answer every request that is whole."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(HTTPStatus.BAD_REQUEST)
+        except httptools.HttpParserError:
+            too_large = self._head_bytes > MAX_HEAD_BYTES or self._body_bytes > self._max_body_bytes
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
+            )
+        finished, self._finished = self._finished, []
+        for request in finished:
+            self._answer(request)
+
+    def _answer(self, request: HttpRequest) -> None:
+        response = self._handler(request)
+        if self._transport is None:
+            return
+        self._transport.write(response.encode())
+        if not self._parser.should_keep_alive():
+            self._transport.close()
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        self._finished.clear()
+        if self._transport is not None:
+            self._transport.write(HttpResponse(status, (("connection", "close"),)).encode())
+            self._transport.close()
+
+    def on_message_begin(self) -> None:
+        """httptools: a request begins."""
+        self._begin()
+
+    def on_url(self, url: bytes) -> None:
+        """httptools: a piece of the target."""
+        self._target += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """httptools: a header. The first of equal names counts."""
+        self._headers.setdefault(name.lower(), value)
+        self._count_head(len(name) + len(value))
+
+    def on_body(self, body: bytes) -> None:
+        """httptools: a piece of the body."""
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_body_bytes:
+            raise ValueError("body too large")
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """httptools: the request is whole."""
+        self._finished.append(
+            HttpRequest(
+                method=self._parser.get_method().decode("latin-1"),
+                target=self._target.decode("latin-1"),
+                headers=self._headers,
+                body=b"".join(self._body),
+            )
+        )
+        self._begin()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("head too large")
+
+
+async def open_door(
+    handler: Handler, host: str, port: int, max_body_bytes: int = 64 * 1024
+) -> asyncio.Server:
+    """Listen on ``host`` and ``port``; raise `OSError` if they can't be had."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: HttpDoor(handler, max_body_bytes), host, port)

@@ -1,0 +1,120 @@
+"""Builds the picker from its parts and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import structlog
+import uvloop
+from pydantic import ValidationError
+
+from promptprefix_router.bootstrap import write_bootstrap
+from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.http_door import open_door
+from promptprefix_router.load import LoadLedger
+from promptprefix_router.load_reader import LoadReader
+from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import Picker
+from promptprefix_router.route_keeper import RouteKeeper
+from promptprefix_router.route_watcher import RouteWatcher, control_client
+from promptprefix_router.settings import RouterSettings
+
+BAD_USAGE = 2
+BODY_SLACK = 65_536
+"""Envoy may show a little more of a body than it was asked to."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the picker, or write Envoy's configuration; return the exit status."""
+    parser = argparse.ArgumentParser(prog="promptprefix_router", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("serve", help="run the picker (default)")
+    config = commands.add_parser("envoy-config", help="write Envoy's bootstrap and stop")
+    config.add_argument("--output", type=Path, help="folder that Envoy reads")
+    options = parser.parse_args(arguments)
+    try:
+        settings = RouterSettings()
+    except ValidationError as error:
+        sys.stderr.write(f"settings (environment, prefix PROMPTPREFIX_): {error}\n")
+        return BAD_USAGE
+    if options.command == "envoy-config":
+        write_bootstrap(settings, options.output or settings.envoy_dir)
+        return 0
+    if not settings.control_url.startswith("https://"):
+        sys.stderr.write("PROMPTPREFIX_CONTROL_URL must be the operator's https:// address\n")
+        return BAD_USAGE
+    _configure_logs(settings.log_level)
+    uvloop.run(serve(settings))
+    return 0
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
+    memo = FingerprintMemo(settings.memo_entries)
+    metrics = RouterMetrics(memo, time.monotonic)
+    ledger = LoadLedger()
+    picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter)
+    keeper = RouteKeeper(
+        picker, EndpointsFile(settings.envoy_dir), metrics, settings.tenant, time.monotonic
+    )
+    watcher = RouteWatcher(
+        lambda: control_client(settings.control_url, settings.ca_file),
+        settings.token_file,
+        keeper,
+        metrics,
+    )
+    stop = _stop_signal()
+    decisions = await open_door(
+        picker.answer,
+        settings.decision_host,
+        settings.decision_port,
+        settings.max_request_bytes + BODY_SLACK,
+    )
+    exposition = await open_door(metrics.answer, settings.metrics_host, settings.metrics_port)
+    admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
+    reader = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
+    structlog.get_logger("picker").info("ready", tenant=settings.tenant)
+    # What lives for ever need not be looked at by each collection.
+    gc.freeze()
+    try:
+        async with admin, asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(watcher.run()), tasks.create_task(reader.run())]
+            await stop.wait()
+            for task in running:
+                task.cancel()
+    finally:
+        # Envoy's idle connections end with the process: an answer is never half given.
+        decisions.close()
+        exposition.close()
+
+
+def _stop_signal() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _configure_logs(level: str) -> None:
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

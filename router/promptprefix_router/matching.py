@@ -1,0 +1,143 @@
+"""Which declared prefix a request stands for: by header, else by exact fingerprint."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from promptprefix.canonical import CanonicalError
+from promptprefix.request import UndeclaredError
+from promptprefix.wire import RoutePrefix
+from promptprefix_router.request_head import (
+    ChatHead,
+    MalformedError,
+    check_unambiguous,
+    guess_model,
+    read_chat,
+    read_model,
+)
+from promptprefix_router.routes import Routes
+
+CHAT_PATH = "/v1/chat/completions"
+NO_FINGERPRINT = ""
+
+
+class MatchKind(StrEnum):
+    """How a request was matched; the same words stand in metrics and in the response header."""
+
+    HEADER = "header"
+    FINGERPRINT = "fingerprint"
+    UNDECLARED = "undeclared"
+    PARTIAL = "partial"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What Envoy asks: a request of a client, its body whole or only its first part."""
+
+    path: str
+    body: bytes
+    partial: bool = False
+    prefix_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request's model and the token digests of the prefix that it stands for."""
+
+    kind: MatchKind
+    model: str | None = None
+    digests: frozenset[str] = frozenset()
+
+
+class FingerprintMemo:
+    """Fingerprints by the raw bytes that decide them; the least recently used goes first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[bytes, str] = OrderedDict()
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def fingerprint(self, head: ChatHead) -> str:
+        """Return the fingerprint of ``head``, or `NO_FINGERPRINT` if it can't have one."""
+        key = head.key
+        known = self._entries.get(key)
+        if known is not None:
+            self._entries.move_to_end(key)
+            self.hits += 1
+            return known
+        self.misses += 1
+        try:
+            value = head.fingerprint()
+        except (CanonicalError, UndeclaredError):
+            value = NO_FINGERPRINT
+        self._entries[key] = value
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+        return value
+
+
+class Matcher:
+    """Matches requests against a route table. Never fails: what it can't read is undeclared."""
+
+    def __init__(self, memo: FingerprintMemo) -> None:
+        self._memo = memo
+
+    def match(self, question: Question, routes: Routes) -> Match:
+        """Return what ``question`` stands for."""
+        if question.partial:
+            return self._match_partial(question, routes)
+        if question.path != CHAT_PATH:
+            return self._match_other(question, routes)
+        try:
+            head = read_chat(question.body)
+        except MalformedError:
+            return Match(MatchKind.MALFORMED)
+        named = _by_name(question, routes, head.model)
+        return named or self._by_fingerprint(question, head, routes)
+
+    def _by_fingerprint(self, question: Question, head: ChatHead, routes: Routes) -> Match:
+        undeclared = Match(MatchKind.UNDECLARED, head.model)
+        if head.model not in routes.declared_models:
+            return undeclared
+        if head.ambiguous:
+            try:
+                check_unambiguous(question.body)
+            except CanonicalError:
+                return undeclared
+        prefixes = routes.with_fingerprint(self._memo.fingerprint(head))
+        if not prefixes:
+            return undeclared
+        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes))
+
+    def _match_other(self, question: Question, routes: Routes) -> Match:
+        try:
+            model = read_model(question.body)
+        except MalformedError:
+            return Match(MatchKind.MALFORMED)
+        return _by_name(question, routes, model) or Match(MatchKind.UNDECLARED, model)
+
+    def _match_partial(self, question: Question, routes: Routes) -> Match:
+        guess = guess_model(question.body)
+        model = guess if guess is not None and routes.serves(guess) else None
+        return _by_name(question, routes, model) or Match(MatchKind.PARTIAL, model)
+
+
+def _by_name(question: Question, routes: Routes, model: str | None) -> Match | None:
+    if question.prefix_name is None:
+        return None
+    prefixes = routes.named(question.prefix_name, model)
+    if not prefixes:
+        return None
+    return Match(MatchKind.HEADER, prefixes[0].model, _digests(prefixes))
+
+
+def _digests(prefixes: Iterable[RoutePrefix]) -> frozenset[str]:
+    return frozenset(digest for prefix in prefixes for digest in prefix.token_digests)

@@ -1,0 +1,119 @@
+"""The picker's metrics. Labels come from fixed sets, never from a client's text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from promptprefix_router.choice import Outcome
+from promptprefix_router.http_door import HttpRequest, HttpResponse
+from promptprefix_router.matching import FingerprintMemo, MatchKind
+from promptprefix_router.routes import Routes
+
+_NAMESPACE = "promptprefix_router"
+_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2)
+REFUSED = "command"
+
+
+class _MemoUse(Collector):
+    def __init__(self, memo: FingerprintMemo) -> None:
+        self._memo = memo
+
+    def collect(self) -> Iterator[Metric]:
+        """Give the memo's own counts as counters."""
+        for name, text, value in (
+            ("memo_hits", "Fingerprints taken from memory.", self._memo.hits),
+            ("memo_misses", "Fingerprints computed.", self._memo.misses),
+        ):
+            yield CounterMetricFamily(f"{_NAMESPACE}_{name}", text, value=value)
+
+
+class RouterMetrics:
+    """Everything that the picker counts, in a registry of its own."""
+
+    def __init__(self, memo: FingerprintMemo, clock: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._clock = clock
+        self._confirmed_at = -math.inf
+        self._decisions = self._counter(
+            "decisions", "Decisions by how a request matched and what came of it.", "match outcome"
+        )
+        for kind in MatchKind:
+            for outcome in Outcome:
+                if outcome is not Outcome.REFUSED:
+                    self._decisions.labels(kind, outcome)
+        self._decisions.labels(REFUSED, Outcome.REFUSED)
+        self._seconds = Histogram(
+            "decision_seconds",
+            "Time from a whole question to its answer.",
+            namespace=_NAMESPACE,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._endpoints = self._gauge("endpoints", "Endpoints of the pool.", "state")
+        self._prefixes = self._gauge("prefixes", "Declared prefixes in the route table.")
+        self._syncs = self._counter(
+            "route_syncs", "Answers and failures of the operator's route table.", "result"
+        )
+        self._readings = self._counter("load_readings", "Readings of Envoy's load.", "result")
+        age = self._gauge(
+            "route_table_age_seconds", "Time since the operator last confirmed the route table."
+        )
+        age.set_function(lambda: self._clock() - self._confirmed_at)
+        entries = self._gauge("memo_entries", "Remembered fingerprints.")
+        entries.set_function(lambda: len(memo))
+        self.registry.register(_MemoUse(memo))
+
+    def decided(self, match: str, outcome: Outcome, seconds: float) -> None:
+        """Count one decision."""
+        self._decisions.labels(match, outcome).inc()
+        self._seconds.observe(seconds)
+
+    def published(self, routes: Routes) -> None:
+        """Show the size of a new route table."""
+        self._endpoints.labels("known").set(len(routes.endpoints))
+        self._endpoints.labels("ready").set(sum(e.ready for e in routes.endpoints))
+        self._endpoints.labels("rejected").set(routes.rejected)
+        self._prefixes.set(routes.prefixes)
+
+    def synced(self, result: str) -> None:
+        """Count one exchange with the operator; ``result`` is a fixed word."""
+        self._syncs.labels(result).inc()
+
+    def confirmed(self) -> None:
+        """Note that the operator just confirmed the route table."""
+        self._confirmed_at = self._clock()
+
+    def read_load(self, result: str) -> None:
+        """Count one reading of Envoy's load; ``result`` is a fixed word."""
+        self._readings.labels(result).inc()
+
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """Serve ``/metrics`` and ``/healthz``."""
+        if request.path == "/metrics":
+            headers = (("content-type", CONTENT_TYPE_LATEST),)
+            return HttpResponse(200, headers, generate_latest(self.registry))
+        if request.path == "/healthz":
+            return HttpResponse(200, (("content-type", "text/plain"),), b"ok\n")
+        return HttpResponse(404)
+
+    def _counter(self, name: str, text: str, labels: str = "") -> Counter:
+        return Counter(name, text, labels.split(), namespace=_NAMESPACE, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: str = "") -> Gauge:
+        return Gauge(name, text, labels.split(), namespace=_NAMESPACE, registry=self.registry)

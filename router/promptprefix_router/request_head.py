@@ -1,0 +1,137 @@
+"""What the picker reads of a request body: raw slices, so that nothing else costs time.
+
+The slices decide the fingerprint, so their bytes are the key under which it is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from promptprefix.canonical import JsonValue, parse_json
+from promptprefix.request import UNDECLARED_FIELDS, chat_immutable_part
+from promptprefix_router.command_guard import has_escaped_letters
+
+ABSENT = msgspec.Raw()
+
+_PART_NAMES = (
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+    *UNDECLARED_FIELDS,
+)
+_QUOTED_NAMES = tuple(f'"{name}"'.encode() for name in _PART_NAMES)
+_MODEL_TEXT = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
+
+
+class MalformedError(ValueError):
+    """The body is no request of its API; the engine will say so."""
+
+
+class _ModelBody(msgspec.Struct):
+    model: msgspec.Raw = ABSENT
+
+
+class _ChatBody(_ModelBody):
+    messages: list[msgspec.Raw] = []
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
+    chat_template: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    cache_salt: msgspec.Raw = ABSENT
+
+
+BodyT = TypeVar("BodyT", bound=_ModelBody)
+
+_MODEL_DECODER = msgspec.json.Decoder(_ModelBody)
+_CHAT_DECODER = msgspec.json.Decoder(_ChatBody)
+_TEXT_DECODER = msgspec.json.Decoder(str)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatHead:
+    """The parts of a chat completion that come before the first user turn, as raw JSON."""
+
+    model: str
+    parts: tuple[tuple[str, bytes], ...]
+    ambiguous: bool
+    """Whether a name of a part stands twice somewhere, or in escapes."""
+
+    @property
+    def key(self) -> bytes:
+        """Digest of the raw parts: equal keys have equal fingerprints."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, raw in self.parts:
+            digest.update(b"%s %d " % (name.encode(), len(raw)))
+            digest.update(raw)
+        return digest.digest()
+
+    def fingerprint(self) -> str:
+        """Compute the fingerprint, strictly.
+
+        Raises `UndeclaredError` or `CanonicalError` for a request that no prefix can match.
+        """
+        body: dict[str, JsonValue] = {name: parse_json(raw) for name, raw in self.parts}
+        if "messages" in body:
+            body["messages"] = [body["messages"]]
+        return chat_immutable_part(body).fingerprint
+
+
+def read_chat(body: bytes) -> ChatHead:
+    """Return the head of a chat completion; raise `MalformedError`."""
+    decoded = _decode(_CHAT_DECODER, body)
+    parts = [("model", bytes(decoded.model))]
+    if decoded.messages:
+        parts.append(("messages", bytes(decoded.messages[0])))
+    for name in _PART_NAMES[2:]:
+        raw = getattr(decoded, name)
+        if raw:
+            parts.append((name, bytes(raw)))
+    model = _text(decoded.model)
+    if model is None or not decoded.messages:
+        raise MalformedError("no model or no messages")
+    return ChatHead(model=model, parts=tuple(parts), ambiguous=_ambiguous(body))
+
+
+def read_model(body: bytes) -> str:
+    """Return the model that a request of any API names; raise `MalformedError`."""
+    model = _text(_decode(_MODEL_DECODER, body).model)
+    if model is None:
+        raise MalformedError("no model")
+    return model
+
+
+def guess_model(start: bytes) -> str | None:
+    """Return what looks like the model in the first part of a body, for want of the whole."""
+    found = _MODEL_TEXT.search(start)
+    return found[1].decode("utf-8", "replace") if found else None
+
+
+def check_unambiguous(body: bytes) -> None:
+    """Raise `CanonicalError` if a key stands twice anywhere in ``body``."""
+    parse_json(body)
+
+
+def _ambiguous(body: bytes) -> bool:
+    return any(body.count(name) > 1 for name in _QUOTED_NAMES) or has_escaped_letters(body)
+
+
+def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise MalformedError("not a JSON object of the expected shape") from error
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    try:
+        return _TEXT_DECODER.decode(raw) if raw else None
+    except (msgspec.MsgspecError, ValueError):
+        return None

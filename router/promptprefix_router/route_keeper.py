@@ -1,0 +1,74 @@
+"""Puts a new route table in force: the endpoints file first, then the picker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from promptprefix.wire import RouteTable
+from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import Picker
+from promptprefix_router.routes import Routes
+
+EMPTY_GRACE_S = 60.0
+"""How long an empty pool must last before it replaces one with endpoints.
+
+An operator that just started knows no pods until their sidecars have connected. An empty pool
+serves nobody, so waiting costs nothing.
+"""
+
+
+class RouteKeeper:
+    """Holds the last known state; an empty pool replaces it only after a while."""
+
+    def __init__(
+        self,
+        picker: Picker,
+        file: EndpointsFile,
+        metrics: RouterMetrics,
+        tenant: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._picker = picker
+        self._file = file
+        self._metrics = metrics
+        self._tenant = tenant
+        self._clock = clock
+        self._held: Routes | None = None
+        self._held_since = 0.0
+        self._log = structlog.get_logger("routes")
+
+    def accept(self, table: RouteTable) -> None:
+        """Take a table that the operator sent. Raises `OSError` if it can't be published."""
+        routes = Routes.from_table(table, self._tenant)
+        if routes.endpoints or self._file.empty:
+            self._publish(routes)
+            return
+        if self._held is None:
+            self._held_since = self._clock()
+            self._log.warning("empty pool held back", seconds=EMPTY_GRACE_S)
+        self._held = routes
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Note that the operator's table is unchanged. Raises `OSError` like `accept`."""
+        if self._held is not None and self._clock() - self._held_since >= EMPTY_GRACE_S:
+            self._publish(self._held)
+        self._metrics.confirmed()
+
+    def _publish(self, routes: Routes) -> None:
+        changed = self._file.write(routes.endpoints)
+        self._picker.use(routes)
+        self._held = None
+        self._metrics.published(routes)
+        self._metrics.confirmed()
+        if changed:
+            ready = sum(endpoint.ready for endpoint in routes.endpoints)
+            self._log.info(
+                "endpoints changed",
+                known=len(routes.endpoints),
+                ready=ready,
+                rejected=routes.rejected,
+            )

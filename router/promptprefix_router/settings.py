@@ -1,0 +1,83 @@
+"""Configuration of the picker and of Envoy's bootstrap, from the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class RouterSettings(BaseSettings):
+    """Every setting is an environment variable with the prefix ``PROMPTPREFIX_``."""
+
+    model_config = SettingsConfigDict(env_prefix="PROMPTPREFIX_", frozen=True, extra="ignore")
+
+    tenant: str = Field(min_length=1, max_length=63)
+    """Namespace whose pods and prefixes this router serves."""
+
+    control_url: str = ""
+    """HTTPS address of the operator's control API; the picker needs it."""
+    ca_file: Path = Path("/run/promptprefix/ca/ca.crt")
+    token_file: Path = Path("/run/promptprefix/token/token")
+
+    envoy_dir: Path = Path("/run/envoy")
+    """Folder shared with Envoy: its bootstrap and the endpoints file."""
+    envoy_admin: str = "http://127.0.0.1:9901"
+    listen_host: str = "0.0.0.0"  # noqa: S104 - clients of the cluster dial in
+    listen_port: Port = 8080
+    stats_host: str = "0.0.0.0"  # noqa: S104 - Prometheus dials in
+    stats_port: Port = 9902
+
+    decision_host: str = "127.0.0.1"
+    decision_port: Port = 9002
+    decision_timeout_ms: int = Field(default=200, ge=1, le=10_000)
+    metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet dial in
+    metrics_port: Port = 9090
+
+    max_request_bytes: int = Field(default=1_048_576, ge=1024, le=64 * 1_048_576)
+    """Bytes of a request body that the picker reads; longer bodies pass, read in part."""
+    memo_entries: int = Field(default=4096, ge=1, le=1_000_000)
+    """Immutable parts whose fingerprint is remembered (about 250 bytes each)."""
+    load_interval_ms: int = Field(default=100, ge=10, le=10_000)
+    """Time between two readings of Envoy's active requests."""
+    health_interval_s: float = Field(default=5.0, gt=0, le=300)
+    """Time between two health checks of an engine by Envoy."""
+    idle_timeout_s: int = Field(default=3600, ge=1)
+    """How long a stream may stay silent, such as during a long prefill."""
+
+    log_level: str = Field(default="info", pattern="(?i)^(debug|info|warning|error|critical)$")
+
+    @property
+    def admin_host(self) -> str:
+        """Address of Envoy's admin listener."""
+        return urlsplit(self.envoy_admin).hostname or ""
+
+    @property
+    def admin_port(self) -> int:
+        """Port of Envoy's admin listener."""
+        return urlsplit(self.envoy_admin).port or 0
+
+    @model_validator(mode="after")
+    def _only_loopback(self) -> Self:
+        for name, host in (
+            ("PROMPTPREFIX_ENVOY_ADMIN", self.admin_host),
+            ("PROMPTPREFIX_DECISION_HOST", self.decision_host),
+        ):
+            if not _is_loopback(host):
+                raise ValueError(f"{name} must be a loopback address such as 127.0.0.1")
+        if not self.admin_port or urlsplit(self.envoy_admin).scheme != "http":
+            raise ValueError("PROMPTPREFIX_ENVOY_ADMIN must be http://<address>:<port>")
+        return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
