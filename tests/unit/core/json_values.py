@@ -22,13 +22,13 @@ def normal(key: str) -> str:
 
 def _objects(values: st.SearchStrategy[JsonValue]) -> st.SearchStrategy[JsonValue]:
     pairs = st.tuples(TEXT, values)
-    return st.lists(pairs, max_size=4, unique_by=lambda pair: normal(pair[0])).map(dict)
+    return st.lists(pairs, max_size=3, unique_by=lambda pair: normal(pair[0])).map(dict)
 
 
 JSON: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | INTEGERS | FLOATS | TEXT,
-    lambda inner: st.lists(inner, max_size=4) | _objects(inner),
-    max_leaves=12,
+    lambda inner: st.lists(inner, max_size=3) | _objects(inner),
+    max_leaves=6,
 )
 OBJECTS = _objects(JSON)
-TOOLS = st.lists(OBJECTS, max_size=3)
+TOOLS = st.lists(OBJECTS, max_size=2)

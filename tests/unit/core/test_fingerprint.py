@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptprefix.canonical import JsonValue, canonical_bytes, canonical_value, parse_json
+from promptprefix.canonical import JsonValue, canonical_bytes, parse_json
 from promptprefix.fingerprint import fingerprint, payload_fingerprint
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.request import chat_immutable_part
@@ -24,6 +24,9 @@ from .json_values import JSON, OBJECTS, TEXT, TOOLS
 GOLDEN: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[2] / "golden/fingerprints.json").read_text()
 )
+
+FEW = settings(max_examples=40)
+"""Values are large: a few of them say as much, in a tenth of the time."""
 
 
 def vectors(group: str) -> list[Any]:
@@ -85,6 +88,7 @@ def spelled(value: JsonValue, form: Any, line_end: str) -> JsonValue:
     return value
 
 
+@FEW
 @given(TEXT, TEXT, TOOLS, OBJECTS, st.randoms(use_true_random=False))
 def test_key_order_never_counts(
     model: str, system: str, tools: Any, options: Any, order: random.Random
@@ -93,6 +97,7 @@ def test_key_order_never_counts(
     assert other == fingerprint(model, system, tools, options)
 
 
+@FEW
 @given(TEXT, TOOLS, OBJECTS, st.sampled_from(["NFC", "NFD"]), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_unicode_form_and_line_ends_never_count(
     system: str, tools: Any, options: Any, form: str, line_end: str
@@ -105,6 +110,7 @@ def test_unicode_form_and_line_ends_never_count(
     )
 
 
+@FEW
 @given(TEXT, TOOLS, OBJECTS, st.booleans(), st.sampled_from([None, 2]))
 def test_serialising_again_never_counts(
     system: str, tools: Any, options: Any, escape: bool, indent: int | None
@@ -117,17 +123,10 @@ def test_serialising_again_never_counts(
     )
 
 
-@given(st.lists(st.tuples(TEXT, TEXT, TOOLS, OBJECTS), min_size=2, max_size=2))
-def test_equal_exactly_when_the_values_are(pair: list[tuple[str, str, Any, Any]]) -> None:
-    one, two = pair
-    assert (fingerprint(*one) == fingerprint(*two)) == (
-        canonical_bytes(list(one)) == canonical_bytes(list(two))
-    )
-
-
 CHANGES = ("model", "system", "tools", "options")
 
 
+@FEW
 @given(TEXT, TEXT, TOOLS, OBJECTS, JSON, st.sampled_from(CHANGES))
 def test_any_change_counts(
     model: str, system: str, tools: Any, options: Any, news: JsonValue, changed: str
@@ -142,15 +141,13 @@ def test_any_change_counts(
     assert fingerprint(**altered) != fingerprint(**value)
 
 
+@FEW
 @given(TOOLS)
 def test_order_of_tools_counts(tools: Any) -> None:
     turned = tools[::-1]
-    same = canonical_value(turned) == canonical_value(tools)
-    assert (canonical_bytes(turned) == canonical_bytes(tools)) == (
-        fingerprint("m", "", turned, {}) == fingerprint("m", "", tools, {})
+    assert (fingerprint("m", "", turned, {}) == fingerprint("m", "", tools, {})) == (
+        canonical_bytes(turned) == canonical_bytes(tools)
     )
-    if same:
-        assert fingerprint("m", "", turned, {}) == fingerprint("m", "", tools, {})
 
 
 TOOL = '{"type": "function", "function": {"name": "f", "limit": %s}}'

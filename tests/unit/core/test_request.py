@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptprefix.canonical import CanonicalError
@@ -94,6 +94,7 @@ def tools(draw: st.DrawFn) -> list[Any]:
     ]
 
 
+@settings(max_examples=40)
 @given(TEXT, TEXT, tools(), OBJECTS)
 def test_a_request_with_the_declared_text_has_its_fingerprint(
     instructions: str, specs: str, tool_list: list[Any], options: Any
