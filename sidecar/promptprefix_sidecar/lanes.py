@@ -1,0 +1,72 @@
+"""The two lanes that carry out the plan: short actions on time, long ones one after another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.plan import KeepAction, Plan, Policy, WarmAction, plan
+from promptprefix_sidecar.snapshot import FOREVER
+
+
+class Runs(Protocol):
+    """What carries out an action."""
+
+    async def run(self, action: KeepAction | WarmAction) -> None:
+        """Carry out the action; raises nothing."""
+
+
+class Lane:
+    """Plans, acts, plans again; sleeps until the board changes or something becomes due."""
+
+    def __init__(self, board: Board, executor: Runs, policy: Policy, clock: Clock) -> None:
+        self._board = board
+        self._executor = executor
+        self._policy = policy
+        self._clock = clock
+        self._changed = board.subscribe()
+
+    async def keep(self) -> None:
+        """Hold what is there."""
+        while True:
+            action = (await self._next(lambda planned: planned.keep)).keep
+            if action is not None:
+                await self._executor.run(action)
+
+    async def warm(self) -> None:
+        """Bring what is missing; stop at once when it is no longer wanted."""
+        while True:
+            action = (await self._next(lambda planned: planned.warm)).warm
+            if action is not None:
+                await self._run_while_wanted(action)
+
+    async def _next(self, choose: Callable[[Plan], object]) -> Plan:
+        while True:
+            now = self._clock.monotonic()
+            planned = plan(self._board.snapshot, self._policy, now)
+            if choose(planned) is not None:
+                return planned
+            await self._changed.wait(None if planned.wake_at == FOREVER else planned.wake_at - now)
+
+    async def _run_while_wanted(self, action: WarmAction) -> None:
+        boot = self._board.snapshot.boot
+        work = asyncio.create_task(self._executor.run(action))
+        try:
+            while not work.done() and self._still(action.id, boot):
+                change = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({work, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+        finally:
+            if not work.done():
+                work.cancel()
+            await asyncio.wait({work})
+        if not work.cancelled():
+            work.result()
+
+    def _still(self, record_id: str, boot: str) -> bool:
+        snapshot = self._board.snapshot
+        record = snapshot.records.get(record_id)
+        return record is not None and record.wanted and snapshot.boot == boot

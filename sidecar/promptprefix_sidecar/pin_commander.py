@@ -1,0 +1,120 @@
+"""Signs commands to the pin plugin and sends them with ordinary completion requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from promptprefix.pin_command import Operation, PinCommand
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.engine_api import EngineApi, Prefilled
+from promptprefix_sidecar.key_file import read_key
+from promptprefix_sidecar.pins import PinReason
+
+SHORT_PROMPT = (0,)
+"""One token, for commands that compute nothing."""
+
+SHORT_TIMEOUT_S = 15.0
+EXPIRY_MARGIN_S = 60
+MAX_TRIES = 5
+
+
+class PinCommander:
+    """One per process: its counter rises over all commands, restarts of the process included.
+
+    Every method raises `EngineError` or `KeyFileError`. An answer of None means that the engine has
+    not loaded the plugin.
+    """
+
+    def __init__(
+        self, engine: EngineApi, key_file: Path, clock: Clock, prefill_timeout_s: float = 600.0
+    ) -> None:
+        self._engine = engine
+        self._key_file = key_file
+        self._clock = clock
+        self._prefill_timeout = prefill_timeout_s
+        self._counter = int(clock.wall() * 1000)
+
+    async def report(self, model: str) -> Prefilled:
+        """Ask for the epoch and all pins."""
+        return await self._short("report", model, epoch="")
+
+    async def renew(
+        self, model: str, epoch: str, pin_id: str, lease_s: int, priority: int
+    ) -> Prefilled:
+        """Extend the lease of a pin."""
+        return await self._short("renew", model, epoch, pin_id, lease_s, priority)
+
+    async def unpin(self, model: str, epoch: str, pin_id: str) -> Prefilled:
+        """Give up a pin."""
+        return await self._short("unpin", model, epoch, pin_id)
+
+    async def pin(
+        self,
+        model: str,
+        epoch: str,
+        pin_id: str,
+        prompt_ids: Sequence[int],
+        lease_s: int,
+        priority: int,
+    ) -> Prefilled:
+        """Compute ``prompt_ids`` and pin all but the last of them."""
+        return await self._send(
+            PinCommand(
+                op="pin",
+                id=pin_id,
+                epoch=epoch,
+                counter=0,
+                expiry=0,
+                lease=lease_s,
+                priority=priority,
+                tokens=len(prompt_ids) - 1,
+            ),
+            model,
+            prompt_ids,
+            self._prefill_timeout,
+        )
+
+    async def _short(
+        self,
+        operation: Operation,
+        model: str,
+        epoch: str,
+        pin_id: str = "",
+        lease_s: int = 0,
+        priority: int = 0,
+    ) -> Prefilled:
+        command = PinCommand(
+            op=operation,
+            id=pin_id,
+            epoch=epoch,
+            counter=0,
+            expiry=0,
+            lease=lease_s,
+            priority=priority,
+        )
+        return await self._send(command, model, SHORT_PROMPT, SHORT_TIMEOUT_S)
+
+    async def _send(
+        self, command: PinCommand, model: str, prompt_ids: Sequence[int], timeout_s: float
+    ) -> Prefilled:
+        for attempt in range(MAX_TRIES):
+            signed = replace(
+                command,
+                counter=self._next_counter(attempt),
+                expiry=int(self._clock.wall() + timeout_s) + EXPIRY_MARGIN_S,
+            ).encode(read_key(self._key_file), prompt_ids)
+            done = await self._engine.prefill(model, prompt_ids, signed, timeout_s)
+            if done.answer is None or done.answer.reason != PinReason.REPLAYED:
+                break
+        return done
+
+    def _next_counter(self, attempt: int) -> int:
+        """Return a counter above all before it.
+
+        A command may be overtaken on its way by a later one: then the next try does. Or the wall
+        clock went back while this process was restarted: then only leaps help.
+        """
+        self._counter += 1 + (1000 * 60**attempt if attempt else 0)
+        return self._counter

@@ -1,0 +1,214 @@
+"""Deals with the pin plugin: sends its commands and notes the answers on the board."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import structlog
+
+from promptprefix.reasons import Reason
+from promptprefix.resource import Pinning
+from promptprefix.wire import Phase
+from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.engine_api import EngineError, Prefilled
+from promptprefix_sidecar.key_file import KeyFileError
+from promptprefix_sidecar.lifecycle import Failure
+from promptprefix_sidecar.pin_commander import PinCommander
+from promptprefix_sidecar.pins import NO_COMMANDS, PinAnswer, PinReason, whole_report
+from promptprefix_sidecar.plan import Policy
+from promptprefix_sidecar.residency import Toucher
+from promptprefix_sidecar.snapshot import FOREVER, Record
+
+log = structlog.get_logger()
+
+NOT_LOADED = (
+    "the engine has not loaded the pin plugin: start it with "
+    "--scheduler-cls promptprefix_vllm.scheduler.scheduler_class"
+)
+CONCURRENT_RENEWALS = 8
+
+
+class PinDesk:
+    """Every method ends without an error; what went wrong stands on the board."""
+
+    def __init__(
+        self,
+        board: Board,
+        commander: PinCommander,
+        toucher: Toucher,
+        policy: Policy,
+        clock: Clock,
+        pin_failed: Callable[[str], None],
+    ) -> None:
+        self._board = board
+        self._commander = commander
+        self._toucher = toucher
+        self._policy = policy
+        self._clock = clock
+        self._pin_failed = pin_failed
+
+    async def report(self) -> None:
+        """Learn the epoch and all pins, and whether the plugin is there at all."""
+        answer = await self._ask(lambda: self._commander.report(self._model))
+        if answer is None or not answer.ok:
+            return
+        moment = self._clock.moment()
+        report = whole_report(answer, moment.now)
+        self._board.apply(lambda snapshot: lifecycle.with_report(snapshot, report, moment))
+
+    async def renew(self, pins: tuple[tuple[str, int], ...]) -> None:
+        """Renew leases, all at once: under load each answer waits for its turn in the engine."""
+        slots = asyncio.Semaphore(CONCURRENT_RENEWALS)
+
+        async def renew_one(pin_id: str, priority: int) -> None:
+            async with slots:
+                lease = self._policy.lease_s
+                answer = await self._ask(
+                    lambda: self._commander.renew(self._model, self._epoch, pin_id, lease, priority)
+                )
+                self._merge(pin_id, answer)
+
+        async with asyncio.TaskGroup() as group:
+            for pin_id, priority in pins:
+                group.create_task(renew_one(pin_id, priority))
+
+    async def unpin(self, pin_id: str) -> None:
+        """Give a pin up; the plugin not knowing it is as good."""
+        answer = await self._ask(lambda: self._commander.unpin(self._model, self._epoch, pin_id))
+        self._merge(pin_id, answer)
+
+    async def pin(self, record: Record) -> None:
+        """Prefill and pin a prepared record, and note whether that made it warm."""
+        assert record.head is not None  # noqa: S101 - the plan warms prepared records only
+        prompt_ids = record.head.prompt_ids
+        started = self._clock.monotonic()
+        self._attempt(record.id, FOREVER)
+        try:
+            done = await self._commander.pin(
+                record.placement.model,
+                self._epoch,
+                record.pin_id,
+                prompt_ids,
+                self._policy.lease_s,
+                record.placement.priority,
+            )
+        except KeyFileError as error:
+            self._refusing(PinReason.NO_KEY, str(error))
+            return
+        except EngineError as error:
+            self._not_pinned(record, Failure(Reason.WARM_FAILED, str(error)))
+            return
+        finally:
+            self._attempt(record.id, self._clock.monotonic())
+        self._toucher.count(done)
+        answer = self._judge(done)
+        self._merge(record.pin_id, answer)
+        if answer is not None:
+            self._note_pin(record, answer, self._clock.monotonic() - started)
+
+    def _note_pin(self, record: Record, answer: PinAnswer, seconds: float) -> None:
+        now = self._clock.monotonic()
+        assert record.head is not None  # noqa: S101 - checked by the caller
+        if answer.ok and lifecycle.complete(answer.pin(record.pin_id), record.head):
+            head = record.head
+
+            def warmed(current: Record) -> Record:
+                if current.head != head:
+                    return current
+                return lifecycle.warmed(current, Pinning.HARD, seconds, FOREVER)
+
+            self._board.apply(lambda s: lifecycle.change(s, record.id, warmed))
+            log.info(
+                "prefix pinned",
+                namespace=record.placement.namespace,
+                name=record.placement.name,
+                tokens=head.tokens,
+                seconds=round(seconds, 3),
+            )
+            return
+        if answer.ok:
+            view = answer.pin(record.pin_id)
+            held = 0 if view is None else min(view.resident_tokens, view.pinned_tokens)
+            message = f"the engine holds {held} of {record.head.tokens} tokens after pinning them"
+            self._not_pinned(record, Failure(Reason.WARM_FAILED, message))
+        elif answer.reason != PinReason.WRONG_EPOCH and answer.reason not in NO_COMMANDS:
+            failure = Failure(answer.reason, answer.message)
+            self._board.apply(
+                lambda s: lifecycle.change(
+                    s, record.id, lambda r: lifecycle.pin_refused(r, failure, now)
+                )
+            )
+
+    def _not_pinned(self, record: Record, failure: Failure) -> None:
+        """A warm prefix stays warm without the pin; a missing one has failed."""
+        now = self._clock.monotonic()
+
+        def edit(current: Record) -> Record:
+            if current.phase is Phase.WARM:
+                return lifecycle.pin_refused(current, failure, now)
+            return lifecycle.failed(current, failure, now)
+
+        self._board.apply(lambda s: lifecycle.change(s, record.id, edit))
+
+    def _attempt(self, record_id: str, at: float) -> None:
+        self._board.apply(
+            lambda s: lifecycle.change(s, record_id, lambda r: replace(r, pin_attempt_at=at))
+        )
+
+    @property
+    def _model(self) -> str:
+        return self._board.snapshot.engine.models[0]
+
+    @property
+    def _epoch(self) -> str:
+        report = self._board.snapshot.plugin.report
+        return "" if report is None else report.epoch
+
+    async def _ask(self, send: Callable[[], Awaitable[Prefilled]]) -> PinAnswer | None:
+        """Return the answer to a short command, also a refusal; None if there is none."""
+        try:
+            done = await send()
+        except KeyFileError as error:
+            self._refusing(PinReason.NO_KEY, str(error))
+            return None
+        except EngineError as error:
+            log.warning("pin command failed", error=str(error))
+            now = self._clock.monotonic()
+            self._board.apply(lambda snapshot: lifecycle.plugin_silent(snapshot, now))
+            return None
+        self._toucher.count(done)
+        return self._judge(done)
+
+    def _judge(self, done: Prefilled) -> PinAnswer | None:
+        """Note what an answer says of the plugin as a whole; return it."""
+        answer = done.answer
+        if answer is None:
+            self._board.apply(lambda s: lifecycle.plugin_absent(s, NOT_LOADED))
+            log.warning("no hard pins", reason=NOT_LOADED)
+        elif not answer.ok:
+            self._pin_failed(answer.reason)
+            log.warning("pin command refused", reason=answer.reason, message=answer.message)
+            if answer.reason in NO_COMMANDS:
+                self._refusing(answer.reason, answer.message)
+            elif answer.reason == PinReason.WRONG_EPOCH:
+                self._board.apply(lifecycle.plugin_unknown)
+        return answer
+
+    def _refusing(self, reason: str, message: str) -> None:
+        now = self._clock.monotonic()
+        text = f"the pin plugin takes no commands ({reason}): {message}"
+        self._board.apply(lambda s: lifecycle.plugin_refusing(s, text, now))
+
+    def _merge(self, pin_id: str, answer: PinAnswer | None) -> None:
+        if answer is None or not answer.epoch:
+            return
+        moment = self._clock.moment()
+        self._board.apply(
+            lambda s: lifecycle.with_answer(
+                s, pin_id, lambda report: report.merged(pin_id, answer, moment.now), moment
+            )
+        )

@@ -1,0 +1,192 @@
+"""What the engine plugin answers, and the picture of all pins that answers add up to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+MAX_OWNER_CHARS = 200
+_DIGEST_CHARS = 16
+
+
+class PinReason(StrEnum):
+    """Words of the plugin: why it refused a command or gave up a pin."""
+
+    BAD_MAC = "BadMac"
+    NO_KEY = "NoKey"
+    REPLAYED = "Replayed"
+    EXPIRED = "Expired"
+    WRONG_EPOCH = "WrongEpoch"
+    UNKNOWN_PIN = "UnknownPin"
+    UNKNOWN_VERSION = "UnknownVersion"
+    UNSUPPORTED = "Unsupported"
+    BUDGET_EXCEEDED = "BudgetExceeded"
+    TOO_MANY_PINS = "TooManyPins"
+    PRESSURE_VALVE = "PressureValve"
+    LEASE_EXPIRED = "LeaseExpired"
+    CACHE_RESET = "CacheReset"
+    UNPINNED = "Unpinned"
+
+
+NO_COMMANDS = frozenset(
+    {
+        PinReason.BAD_MAC,
+        PinReason.NO_KEY,
+        PinReason.EXPIRED,
+        PinReason.REPLAYED,
+        PinReason.UNKNOWN_VERSION,
+        PinReason.UNSUPPORTED,
+    }
+)
+"""Refusals that hold for every command, not for one prefix."""
+
+
+class PinView(BaseModel):
+    """One pin as the engine sees it: times in seconds, sizes in tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    tokens: int = 0
+    resident_tokens: int = 0
+    pinned_tokens: int = 0
+    lease_left_s: float = 0.0
+    priority: int = 0
+    hits: int = 0
+    last_hit_age_s: float | None = None
+    released_reason: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token is cached and held."""
+        return 0 < self.tokens <= min(self.resident_tokens, self.pinned_tokens)
+
+
+class ReleasedPin(BaseModel):
+    """A pin that is no more, and why."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    reason: str = ""
+
+
+class PinAnswer(BaseModel):
+    """Answer to one command. A refusal of a command that isn't proven genuine tells no epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    ok: bool
+    reason: str = ""
+    message: str = ""
+    epoch: str = ""
+    pin_epoch: int = 0
+    block_size: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_pinned: int = 0
+    budget_blocks: int = 0
+    pins: tuple[PinView, ...] = ()
+    released: tuple[ReleasedPin, ...] = ()
+
+    def pin(self, pin_id: str) -> PinView | None:
+        """Return the pin of this id, if the answer speaks of it."""
+        return next((pin for pin in self.pins if pin.id == pin_id), None)
+
+
+@dataclass(frozen=True)
+class SeenPin:
+    """A pin and when (monotonic seconds) the engine spoke of it."""
+
+    view: PinView
+    seen_at: float
+
+    def lease_left(self, now: float) -> float:
+        """Return the seconds until the lease runs out."""
+        return self.view.lease_left_s - (now - self.seen_at)
+
+
+@dataclass(frozen=True)
+class PinReport:
+    """All pins of one engine epoch. ``reported_at`` is when the last whole report was made."""
+
+    epoch: str
+    pin_epoch: int
+    block_size: int
+    blocks_total: int
+    blocks_free: int
+    blocks_pinned: int
+    budget_blocks: int
+    reported_at: float
+    pins: Mapping[str, SeenPin] = field(default_factory=dict)
+    released: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def budget_left(self) -> int:
+        """Blocks that may still be pinned."""
+        return self.budget_blocks - self.blocks_pinned
+
+    def merged(self, pin_id: str, answer: PinAnswer, now: float) -> PinReport:
+        """Return the picture with what the answer to a pin, renew or unpin of ``pin_id`` adds.
+
+        Only a whole report says which other pins are gone: the list of releases names ids that may
+        have been pinned again since.
+        """
+        pins = dict(self.pins)
+        if answer.reason == PinReason.UNKNOWN_PIN:
+            pins.pop(pin_id, None)
+        for view in answer.pins:
+            if view.released_reason:
+                pins.pop(view.id, None)
+            else:
+                pins[view.id] = SeenPin(view, now)
+        return replace(
+            self,
+            pin_epoch=answer.pin_epoch,
+            blocks_free=answer.blocks_free,
+            blocks_pinned=answer.blocks_pinned,
+            budget_blocks=answer.budget_blocks,
+            pins=pins,
+            released={item.id: item.reason for item in answer.released},
+        )
+
+
+def whole_report(answer: PinAnswer, now: float) -> PinReport:
+    """Return the picture that a report's answer gives."""
+    return PinReport(
+        epoch=answer.epoch,
+        pin_epoch=answer.pin_epoch,
+        block_size=answer.block_size,
+        blocks_total=answer.blocks_total,
+        blocks_free=answer.blocks_free,
+        blocks_pinned=answer.blocks_pinned,
+        budget_blocks=answer.budget_blocks,
+        reported_at=now,
+        pins={view.id: SeenPin(view, now) for view in answer.pins},
+        released={item.id: item.reason for item in answer.released},
+    )
+
+
+def pin_owner(placement_id: str) -> str:
+    """Return the part of a pin id that names the placement, also when its own id is very long."""
+    if len(placement_id) <= MAX_OWNER_CHARS:
+        return placement_id
+    return hashlib.sha256(placement_id.encode()).hexdigest()
+
+
+def pin_id(placement_id: str, token_digest: str) -> str:
+    """Return the id under which a placement's tokens are pinned.
+
+    The same placement and tokens give the same id, so that a sidecar that starts anew finds the
+    pins it left; other tokens give another, so that new ones are pinned before old ones go.
+    """
+    return f"{pin_owner(placement_id)}#{token_digest[:_DIGEST_CHARS]}"
+
+
+def owner_of(engine_pin_id: str) -> str:
+    """Return the owner's part of a pin id that the engine reports."""
+    return engine_pin_id.rpartition("#")[0]

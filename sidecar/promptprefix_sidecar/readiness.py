@@ -1,0 +1,78 @@
+"""When the pod may take requests: once per engine epoch, after its prefixes are warm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from promptprefix.wire import Phase
+from promptprefix_sidecar.snapshot import FOREVER, Snapshot
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Latched per ``boot`` of the engine, so an edit never takes a pod out of service.
+
+    Times are monotonic seconds: ``healthy_since`` is when this boot was first seen healthy,
+    ``answered_at`` when the operator first answered a state that said so.
+    """
+
+    boot: str = ""
+    healthy_since: float = FOREVER
+    answered_at: float = FOREVER
+    latched: bool = False
+    failed_open: bool = False
+
+    def answered(self, boot: str, now: float) -> Readiness:
+        """Take note that the operator answered a state with a healthy engine of this boot."""
+        if boot != self.boot or self.answered_at != FOREVER:
+            return self
+        return replace(self, answered_at=now)
+
+    def seen(self, snapshot: Snapshot, now: float, limits: ReadinessLimits) -> Readiness:
+        """Return the readiness after a look at the snapshot."""
+        if not snapshot.engine.healthy:
+            return self
+        current = self
+        if snapshot.boot != self.boot:
+            current = Readiness(boot=snapshot.boot, healthy_since=now)
+        if current.latched:
+            return current
+        # The operator may assign placements a moment after it first hears of a healthy engine.
+        if now >= current.answered_at + limits.settle_s and all_settled(snapshot):
+            return replace(current, latched=True)
+        if now >= current.healthy_since + limits.timeout_s:
+            return replace(current, latched=True, failed_open=True)
+        return current
+
+
+@dataclass(frozen=True)
+class ReadinessLimits:
+    """``timeout_s`` bounds the wait; ``settle_s`` is how long an empty set may still fill."""
+
+    timeout_s: float = 600.0
+    settle_s: float = 3.0
+
+
+def all_settled(snapshot: Snapshot) -> bool:
+    """Return whether every wanted placement is warm or can't become so by waiting."""
+    return snapshot.desired_known and all(
+        record.phase is Phase.WARM or record.settled
+        for record in snapshot.records.values()
+        if record.wanted
+    )
+
+
+def not_ready_because(readiness: Readiness, snapshot: Snapshot) -> str:
+    """Return why the pod is not ready, or an empty text if it is."""
+    if not snapshot.engine.healthy:
+        return "the engine is not healthy"
+    if readiness.latched and readiness.boot == snapshot.boot:
+        return ""
+    if not snapshot.desired_known:
+        return "the operator has not answered yet"
+    waiting = [
+        f"{record.placement.namespace}/{record.placement.name} ({record.phase})"
+        for record in snapshot.records.values()
+        if record.wanted and record.phase is not Phase.WARM and not record.settled
+    ]
+    return f"waiting for {', '.join(waiting[:5]) or 'placements'}"

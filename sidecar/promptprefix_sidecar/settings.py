@@ -1,0 +1,87 @@
+"""Configuration of the sidecar, read once from ``PROMPTPREFIX_…`` environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, HttpUrl
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "PROMPTPREFIX_"
+DEFAULT_KEY_FILE = Path("/run/promptprefix/key")
+
+
+class KeySettings(BaseSettings):
+    """What the init container needs."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+
+    key_file: Path = Field(
+        default=DEFAULT_KEY_FILE,
+        description="Key of the engine commands, in a memory volume shared with the engine.",
+    )
+
+
+class Settings(KeySettings):
+    """What the sidecar needs. Durations are in seconds."""
+
+    control_url: HttpUrl = Field(description="The operator's control API (https://…).")
+    ca_file: Path = Field(
+        default=Path("/run/promptprefix-ca/ca.crt"),
+        description="CA of the control API, from the ConfigMap promptprefix-ca.",
+    )
+    token_file: Path = Field(
+        default=Path("/var/run/secrets/promptprefix.dev/token"),
+        description="ServiceAccount token with the audience promptprefix.dev/control.",
+    )
+    engine_url: HttpUrl = Field(
+        default=HttpUrl("http://127.0.0.1:8000"),
+        description="The engine's API as the sidecar reaches it.",
+    )
+    engine_api_key_file: Path | None = Field(
+        default=None, description="Bearer key of the engine's API, if it asks for one."
+    )
+    pod_ip: str = Field(
+        min_length=1, description="Address at which the router reaches the engine (status.podIP)."
+    )
+    listen_host: str = Field(
+        default="0.0.0.0",  # noqa: S104 - the kubelet's probes and Prometheus come from outside
+        description="Address of health, readiness and metrics; :: where pods have IPv6 only.",
+    )
+    listen_port: int = Field(default=8090, ge=0, le=65_535, description="Its port.")
+    lease_s: int = Field(
+        default=120, ge=6, le=86_400, description="Lease of a pin; renewed after a third of it."
+    )
+    report_interval_s: float = Field(
+        default=10.0, gt=0, description="How often the plugin is asked for the state of the pins."
+    )
+    probe_interval_s: float = Field(
+        default=2.0, gt=0, description="How often the engine's health and metrics are read."
+    )
+    ready_timeout_s: float = Field(
+        default=600.0, gt=0, description="A pod is ready after this long, warm or not."
+    )
+    ready_settle_s: float = Field(
+        default=3.0,
+        ge=0,
+        description="How long the operator has to answer a healthy engine with placements before "
+        "an empty set counts as all there is.",
+    )
+    touch_interval_s: float = Field(
+        default=30.0, gt=0, description="How often a soft pin is used, to keep it recent."
+    )
+    digest_check_interval_s: float = Field(
+        default=300.0, gt=0, description="How often the tokens of a declared text are checked."
+    )
+    warm_timeout_s: float = Field(
+        default=600.0, gt=0, description="Longest time that one prefill may take."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level that is logged."
+    )
+
+    @property
+    def engine_port(self) -> int:
+        """Port under which the router reaches the engine."""
+        return self.engine_url.port or (443 if self.engine_url.scheme == "https" else 80)

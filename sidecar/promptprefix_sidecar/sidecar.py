@@ -1,0 +1,158 @@
+"""Builds the sidecar from its settings and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+from aiohttp import web
+
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.contents import Contents
+from promptprefix_sidecar.control_client import ControlClient
+from promptprefix_sidecar.engine_api import EngineApi
+from promptprefix_sidecar.executor import Executor
+from promptprefix_sidecar.gate import Gate
+from promptprefix_sidecar.lanes import Lane
+from promptprefix_sidecar.metrics import Metrics
+from promptprefix_sidecar.pin_commander import PinCommander
+from promptprefix_sidecar.pin_desk import PinDesk
+from promptprefix_sidecar.plan import Policy
+from promptprefix_sidecar.readiness import ReadinessLimits
+from promptprefix_sidecar.rendering import Renderer
+from promptprefix_sidecar.residency import Toucher
+from promptprefix_sidecar.server import make_app
+from promptprefix_sidecar.settings import Settings
+from promptprefix_sidecar.state import Address
+from promptprefix_sidecar.sync import SyncLoop
+from promptprefix_sidecar.watcher import Watcher
+
+ENGINE_CONNECTIONS = 16
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """The parts that run side by side."""
+
+    board: Board
+    contents: Contents
+    watcher: Watcher
+    keep_lane: Lane
+    warm_lane: Lane
+    sync: SyncLoop
+    gate: Gate
+    metrics: Metrics
+    probe_interval_s: float
+
+    async def run(self) -> None:
+        """Run all parts until cancelled; a part that fails brings the process down."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.watcher.run(self.probe_interval_s), name="watcher")
+            group.create_task(self.keep_lane.keep(), name="keep")
+            group.create_task(self.warm_lane.warm(), name="warm")
+            group.create_task(self.sync.run(), name="sync")
+            group.create_task(self.gate.run(), name="gate")
+            group.create_task(self._forget_contents(), name="contents")
+
+    async def _forget_contents(self) -> None:
+        changed = self.board.subscribe()
+        while True:
+            await changed.wait()
+            records = self.board.snapshot.records.values()
+            self.contents.keep(frozenset(r.placement.content_digest for r in records if r.wanted))
+
+
+def build_sidecar(
+    settings: Settings, engine_client: httpx.AsyncClient, control: ControlClient, clock: Clock
+) -> Sidecar:
+    """Put the parts together."""
+    board, metrics = Board(), Metrics()
+    metrics.watch(board)
+    engine = EngineApi(
+        engine_client,
+        api_key_file=settings.engine_api_key_file,
+        prefill_timeout_s=settings.warm_timeout_s,
+    )
+    policy = Policy(
+        lease_s=settings.lease_s,
+        report_interval_s=settings.report_interval_s,
+        touch_interval_s=settings.touch_interval_s,
+        digest_check_interval_s=settings.digest_check_interval_s,
+    )
+    contents = Contents(control)
+    toucher = Toucher(engine, metrics)
+    commander = PinCommander(engine, settings.key_file, clock, settings.warm_timeout_s)
+    desk = PinDesk(
+        board,
+        commander,
+        toucher,
+        policy,
+        clock,
+        lambda reason: metrics.pin_failures.labels(reason=reason).inc(),
+    )
+    executor = Executor(board, contents, Renderer(engine), toucher, desk, policy, clock, metrics)
+    limits = ReadinessLimits(settings.ready_timeout_s, settings.ready_settle_s)
+    gate = Gate(board, limits, clock)
+    return Sidecar(
+        board=board,
+        contents=contents,
+        watcher=Watcher(engine, board, metrics.engine_restarts.inc),
+        keep_lane=Lane(board, executor, policy, clock),
+        warm_lane=Lane(board, executor, policy, clock),
+        sync=SyncLoop(
+            control,
+            board,
+            Address(settings.pod_ip, settings.engine_port),
+            answered=gate.answered,
+            failed=lambda kind: metrics.sync_errors.labels(kind=kind).inc(),
+        ),
+        gate=gate,
+        metrics=metrics,
+        probe_interval_s=settings.probe_interval_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_sidecar(settings: Settings, clock: Clock) -> AsyncIterator[Sidecar]:
+    """Open the connections and the port, and close them at the end."""
+
+    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=str(settings.control_url), verify=context, trust_env=False
+        )
+
+    control = ControlClient(connect, ca_file=settings.ca_file, token_file=settings.token_file)
+    engine_client = httpx.AsyncClient(
+        base_url=str(settings.engine_url),
+        # The engine is in the same pod; a proxy from the environment has no part in it.
+        trust_env=False,
+        limits=httpx.Limits(max_connections=ENGINE_CONNECTIONS),
+    )
+    async with engine_client:
+        sidecar = build_sidecar(settings, engine_client, control, clock)
+        runner = web.AppRunner(make_app(sidecar.gate, sidecar.metrics.page), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, settings.listen_host, settings.listen_port).start()
+            yield sidecar
+        finally:
+            await runner.cleanup()
+            await control.reconnect()
+
+
+async def run_sidecar(settings: Settings, stop: asyncio.Event) -> None:
+    """Run until ``stop`` is set. Pins stay: their leases outlive a restart of this process."""
+    async with open_sidecar(settings, Clock()) as sidecar:
+        work = asyncio.create_task(sidecar.run())
+        waiter = asyncio.create_task(stop.wait())
+        await asyncio.wait({work, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        waiter.cancel()
+        if not work.done():
+            work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work

@@ -1,0 +1,87 @@
+"""What the sidecar tells the operator: a snapshot in the words of the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from promptprefix.reasons import Reason
+from promptprefix.resource import Pinning
+from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState, SidecarState
+from promptprefix_sidecar.snapshot import PluginStatus, PluginView, Record, Snapshot
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the router reaches the engine."""
+
+    host: str
+    port: int
+
+
+def sidecar_state(snapshot: Snapshot, address: Address) -> SidecarState:
+    """Return the whole state."""
+    return SidecarState(
+        engine=_engine_state(snapshot, address),
+        placements=tuple(
+            _placement_state(record, snapshot.plugin) for record in snapshot.records.values()
+        ),
+    )
+
+
+def urgent_part(state: SidecarState) -> SidecarState:
+    """Return the state without what changes with every request; a change of the rest can't wait."""
+    return SidecarState(
+        engine=state.engine.model_copy(update={"blocks_free": 0}),
+        placements=tuple(
+            placement.model_copy(update={"last_hit": None}) for placement in state.placements
+        ),
+    )
+
+
+def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
+    engine, plugin, report = snapshot.engine, snapshot.plugin, snapshot.plugin.report
+    total = engine.blocks_total if report is None else report.blocks_total
+    free = round(total * (1 - engine.cache_usage)) if report is None else report.blocks_free
+    hard = plugin.status is PluginStatus.WORKING
+    return EngineState(
+        healthy=engine.healthy,
+        address=address.host,
+        port=address.port,
+        models=engine.models,
+        epoch=snapshot.epoch,
+        version=engine.version,
+        block_size=snapshot.block_size,
+        blocks_total=total,
+        blocks_free=free,
+        blocks_pinned=0 if report is None else report.blocks_pinned,
+        capabilities=(HARD_PINS,) if hard else (),
+        soft_reason=plugin.soft_reason,
+    )
+
+
+def _placement_state(record: Record, plugin: PluginView) -> PlacementState:
+    reason, message = _explanation(record, plugin)
+    head = record.head
+    return PlacementState(
+        id=record.id,
+        phase=record.phase,
+        reason=reason,
+        message=message,
+        token_digest="" if head is None else head.digest,
+        tokens=0 if head is None else head.tokens,
+        resident_tokens=record.resident_tokens,
+        pinned_tokens=record.pinned_tokens,
+        pinned=record.pinned,
+        last_hit=record.last_hit,
+        warm_seconds=record.warm_seconds,
+    )
+
+
+def _explanation(record: Record, plugin: PluginView) -> tuple[str, str]:
+    """Return why a prefix is not what its resource asks for; empty words if it is."""
+    short = record.placement.pinning is Pinning.HARD and record.pinned is not Pinning.HARD
+    if record.phase is not Phase.WARM or not short:
+        return record.reason, record.message
+    if record.pin_reason:
+        return record.pin_reason, record.pin_message
+    return Reason.SOFT_PINNED, plugin.soft_reason

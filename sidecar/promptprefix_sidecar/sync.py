@@ -1,0 +1,133 @@
+"""The conversation with the operator: reports state, takes over the desired set."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from promptprefix.wire import Revision, SidecarState, SyncRequest, SyncResponse
+from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.control_client import ControlError, ControlStatusError
+from promptprefix_sidecar.snapshot import Snapshot
+from promptprefix_sidecar.state import Address, sidecar_state, urgent_part
+
+log = structlog.get_logger()
+
+COALESCE_S = 0.1
+"""A burst of changes is reported once."""
+
+FIRST_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+CONFLICT = 409
+
+
+class ControlApi(Protocol):
+    """What the conversation needs of the control API; every method raises `ControlError`."""
+
+    async def sync(self, request: SyncRequest) -> SyncResponse | None:
+        """Report, and wait for another desired set."""
+
+    async def reconnect(self) -> None:
+        """Let the next request reach another operator."""
+
+
+class SyncLoop:
+    """One long-poll is always open; a change of state that matters cuts it short.
+
+    An error changes nothing of what is wanted: it is held until the operator says otherwise.
+    """
+
+    def __init__(
+        self,
+        control: ControlApi,
+        board: Board,
+        address: Address,
+        *,
+        answered: Callable[[str], None],
+        failed: Callable[[str], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._control = control
+        self._board = board
+        self._address = address
+        self._answered = answered
+        self._failed = failed
+        self._jitter = jitter
+        self._changed = board.subscribe()
+        self._revision: Revision | None = None
+        self._answered_boot = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Talk until cancelled."""
+        while True:
+            snapshot = self._board.snapshot
+            state = sidecar_state(snapshot, self._address)
+            # The first word of a healthy engine asks without a revision, which is answered at once.
+            healthy_boot = snapshot.boot if snapshot.engine.healthy else ""
+            known = healthy_boot in ("", self._answered_boot)
+            request = SyncRequest(revision=self._revision if known else None, state=state)
+            try:
+                done = await self._exchange(request)
+            except ControlError as error:
+                await self._recover(error)
+                continue
+            if done and not known:
+                self._answered_boot = healthy_boot
+                self._answered(healthy_boot)
+
+    async def _exchange(self, request: SyncRequest) -> bool:
+        """Report and wait; return False if a change of state cut the wait short."""
+        poll = asyncio.create_task(self._control.sync(request))
+        cut = asyncio.create_task(self._until_urgent(request.state))
+        try:
+            await asyncio.wait({poll, cut}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (poll, cut):
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait({poll, cut})
+        if not cut.cancelled():
+            cut.result()
+        if poll.cancelled():
+            return False
+        answer = poll.result()
+        self._failures = 0
+        if answer is not None:
+            news = answer.revision != self._revision
+            self._take_over(answer)
+            if not news:  # an operator that repeats itself must not make us spin
+                await asyncio.sleep(COALESCE_S)
+        return True
+
+    def _take_over(self, answer: SyncResponse) -> None:
+        if answer.revision != self._revision:
+            log.info("desired set", placements=len(answer.placements), term=answer.revision.term)
+        self._revision = answer.revision
+
+        def edit(snapshot: Snapshot) -> Snapshot:
+            return lifecycle.with_desired(snapshot, answer.placements)
+
+        self._board.apply(edit)
+
+    async def _until_urgent(self, sent: SidecarState) -> None:
+        reported = urgent_part(sent)
+        while urgent_part(sidecar_state(self._board.snapshot, self._address)) == reported:
+            await self._changed.wait()
+        await asyncio.sleep(COALESCE_S)
+
+    async def _recover(self, error: ControlError) -> None:
+        self._failures += 1
+        self._failed(error.kind)
+        delay = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures - 1, 10))
+        delay *= 0.5 + self._jitter() / 2
+        log.warning("sync failed", error=str(error), retry_in_s=round(delay, 2))
+        if isinstance(error, ControlStatusError) and error.status == CONFLICT:
+            # An operator that leads no more answered: a new connection may reach the leader.
+            await self._control.reconnect()
+        await asyncio.sleep(delay)

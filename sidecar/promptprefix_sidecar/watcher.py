@@ -1,0 +1,94 @@
+"""Watches the engine from outside: health, identity, models and load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.engine_api import (
+    EngineApi,
+    EngineError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
+from promptprefix_sidecar.snapshot import EngineView
+
+log = structlog.get_logger()
+
+TOLERATED_TIMEOUTS = 2
+"""A busy engine may answer late; one that refuses connections is down at once."""
+
+
+class Watcher:
+    """Looks at the engine and puts what it sees on the board."""
+
+    def __init__(self, engine: EngineApi, board: Board, restarted: Callable[[], None]) -> None:
+        self._engine = engine
+        self._board = board
+        self._restarted = restarted
+        self._timeouts = 0
+        self._outages = 0
+
+    async def run(self, interval_s: float) -> None:
+        """Look again and again."""
+        while True:
+            await self.look()
+            await asyncio.sleep(interval_s)
+
+    async def look(self) -> None:
+        """Look once."""
+        before = self._board.snapshot.engine
+        view = await self._view(before)
+        if before.boot and view.boot != before.boot:
+            log.warning("engine restarted")
+            self._restarted()
+        if view.healthy != before.healthy:
+            log.info("engine health changed", healthy=view.healthy)
+        self._board.apply(lambda snapshot: lifecycle.with_engine(snapshot, view))
+
+    async def _view(self, before: EngineView) -> EngineView:
+        try:
+            view = await self._observed(before)
+        except EngineTimeoutError:
+            self._timeouts += 1
+            if self._timeouts <= TOLERATED_TIMEOUTS:
+                return before
+            return replace(before, healthy=False)
+        except EngineUnreachableError:
+            self._outages += before.healthy
+            return replace(before, healthy=False)
+        except EngineError as error:
+            if before.healthy:
+                log.warning("engine not healthy", error=str(error))
+            return replace(before, healthy=False)
+        self._timeouts = 0
+        return view
+
+    async def _observed(self, before: EngineView) -> EngineView:
+        await self._engine.check_health()
+        metrics = await self._engine.metrics()
+        models = await self._engine.models()
+        if not models:
+            raise EngineError("the engine serves no model")
+        # With several API processes the start time is not published; then only an outage tells.
+        boot = metrics.start_time or f"outage-{self._outages}"
+        version = before.version
+        if boot != before.boot or not version:
+            version = await self._engine.version()
+        return EngineView(
+            healthy=True,
+            boot=boot,
+            version=version,
+            models=tuple(model.id for model in models),
+            max_model_len=next((m.max_model_len for m in models if m.max_model_len), 0),
+            block_size=metrics.block_size,
+            blocks_total=metrics.blocks_total,
+            cache_usage=metrics.cache_usage,
+            prefix_caching=metrics.prefix_caching,
+            waiting=metrics.waiting,
+        )
