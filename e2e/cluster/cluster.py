@@ -59,7 +59,7 @@ class Cluster:
         images = image.find_or_build(progress) if node else None
         place = Slot(Network(default_slot() if slot is None else slot))
         lock = Lock(place.network)
-        if not lock.acquire():
+        if not lock.acquire(timeout=3):  # one whose program was just killed is ending
             lock.release()
             raise ClusterError(
                 f"a cluster is already running in slot {place.network.slot}: use it, or end it "
@@ -94,9 +94,7 @@ class Cluster:
             namespaces.prepare()
             credentials = Credentials.create(slot.state, slot.network)
             api = Api.create(slot.network, credentials)
-            cluster._start_control_plane(credentials, api, progress)
-            if images:
-                cluster._start_node(credentials, api, images, progress)
+            cluster._start_all(credentials, api, progress)
         except BaseException:
             cluster.stop()
             raise
@@ -158,42 +156,54 @@ class Cluster:
             self.slot.clean()
             self.lock.release()
 
-    def _start_control_plane(self, credentials: Credentials, api: Api, progress: Progress) -> None:
+    def _start_all(self, credentials: Credentials, api: Api, progress: Progress) -> None:
         network, parts = self.slot.network, self.namespaces
-        with _step("control plane", progress):
+        with _step("etcd and kube-apiserver", progress):
             parts.start(control_plane.etcd(self.binaries, self.state_dir, credentials))
             parts.start(control_plane.apiserver(self.binaries, network, credentials))
+            if self.images:  # the API server mostly waits, and needs none of this
+                self._start_containerd(self.images)
             self._wait("kube-apiserver ready", api.healthy, "kube-apiserver", 90)
-            self.kubectl("apply", "-f", "-", input=json.dumps(control_plane.KUBELET_CLIENT_BINDING))
-            if not self.binaries.has(*CONTROLLERS):
+        with _step("the other parts", progress):
+            if self.binaries.has(*CONTROLLERS):
+                parts.start(control_plane.controller_manager(self.binaries, network, credentials))
+                parts.start(control_plane.scheduler(self.binaries, credentials))
+            else:
                 progress(f"without {' and '.join(CONTROLLERS)}: not in {self.binaries.folder}")
-                return
-            parts.start(control_plane.controller_manager(self.binaries, network, credentials))
-            parts.start(control_plane.scheduler(self.binaries, credentials))
+            if self.images:
+                self._start_kubelet(credentials)
+            self.kubectl(
+                "create", "-f", "-", input=json.dumps(control_plane.KUBELET_CLIENT_BINDING)
+            )
+            self._wait_for_all(api)
+
+    def _start_containerd(self, images: Images) -> None:
+        socket = node.containerd_socket(self.state_dir)
+        self.namespaces.start(node.containerd(self.state_dir, self.slot.network, images.sandbox))
+        self._wait("containerd's socket", socket.exists, "containerd", 30)
+        self.namespaces.run(
+            ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import",
+             str(images.archive)]
+        )  # fmt: skip
+
+    def _start_kubelet(self, credentials: Credentials) -> None:
+        cgroups.create(self.slot.cgroup)
+        state, network = self.state_dir, self.slot.network
+        self.namespaces.start(
+            node.kubelet(self.binaries, state, self.slot.cgroup, credentials, network)
+        )
+        self.namespaces.start(node.kube_proxy(self.binaries, state, credentials, network))
+
+    def _wait_for_all(self, api: Api) -> None:
+        if self.binaries.has(*CONTROLLERS):
+            account = "/api/v1/namespaces/default/serviceaccounts/default"
             self._wait(
                 "the first ServiceAccount",
-                lambda: api.exists("/api/v1/namespaces/default/serviceaccounts/default"),
+                lambda: api.exists(account),
                 "kube-controller-manager",
                 60,
             )
-
-    def _start_node(
-        self, credentials: Credentials, api: Api, images: Images, progress: Progress
-    ) -> None:
-        state, network = self.state_dir, self.slot.network
-        cgroups.create(self.slot.cgroup)
-        with _step("containerd and images", progress):
-            self.namespaces.start(node.containerd(state, network, images.sandbox))
-            socket = node.containerd_socket(state)
-            self._wait("containerd's socket", socket.exists, "containerd", 30)
-            self.namespaces.run(
-                ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import",
-                 str(images.archive)]
-            )  # fmt: skip
-        with _step("kubelet and kube-proxy", progress):
-            kubelet = node.kubelet(self.binaries, state, self.slot.cgroup, credentials, network)
-            self.namespaces.start(kubelet)
-            self.namespaces.start(node.kube_proxy(self.binaries, state, credentials, network))
+        if self.images:
             self._wait("the node Ready", lambda: api.node_ready(NODE_NAME), "kubelet", 90)
             self._wait("kube-proxy healthy", self._kube_proxy_healthy, "kube-proxy", 30)
 

@@ -18,7 +18,6 @@ FOR_NODE = {
     "runc": "runc",
     str(CNI_PLUGINS / "ptp"): "containernetworking-plugins",
     "iptables": "iptables",
-    "conntrack": "conntrack",
     "mount": "mount",
 }
 ALTERNATIVE = "or set KUBE_CONTEXT to a context of your kubeconfig, to use a cluster you have"
