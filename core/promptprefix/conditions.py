@@ -162,6 +162,9 @@ def _failed(outlook: Outlook) -> Verdict | None:
 
 def _warming(outlook: Outlook) -> Verdict | None:
     cold = [holding.pod for holding in outlook.holdings if not holding.warm]
+    if len(outlook.holdings) < outlook.wanted:
+        message = "Waits for the sidecars to report what their pods hold."
+        return Verdict(False, Reason.RECONCILING, message)
     if not cold:
         return None
     warm = len(outlook.holdings) - len(cold)

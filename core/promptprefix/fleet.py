@@ -79,11 +79,16 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything a plan is made from. ``sidecars`` maps pod uids to connected sidecars."""
+    """Everything a plan is made from.
+
+    ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started, and
+    pods without a connected sidecar may yet report what they hold.
+    """
 
     prefixes: tuple[Prefix, ...] = ()
     pods: tuple[Pod, ...] = ()
     sidecars: Mapping[str, Sidecar] = field(default_factory=dict)
+    settling: bool = False
 
 
 def placement_id(uid: str, model: str, content_digest: str) -> str:

@@ -52,7 +52,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Return the plan for ``snapshot``; ``now`` dates the transitions of conditions."""
     candidates = _candidates(snapshot)
     prefixes = sorted(snapshot.prefixes, key=lambda prefix: (prefix.namespace, prefix.name))
-    choices = _spread(prefixes, candidates)
+    choices = _spread(prefixes, candidates, settling=snapshot.settling)
     sets: dict[str, list[Placement]] = {
         each.pod.uid: [] for group in candidates.values() for each in group if each.connected
     }
@@ -85,7 +85,7 @@ def _candidates(snapshot: Snapshot) -> dict[str, list[Candidate]]:
 
 
 def _spread(
-    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]]
+    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]], *, settling: bool
 ) -> list[_Choice]:
     """Choose the pods of every resource: first all that stay, then what is missing.
 
@@ -96,7 +96,12 @@ def _spread(
     for draft in drafts:
         for each in draft.chosen:
             load[each.pod.uid] += 1
-    return [_fill(draft, load) for draft in drafts]
+    return [
+        _by_name(draft, draft.chosen)
+        if settling and not all(each.connected for each in draft.selected)
+        else _fill(draft, load)
+        for draft in drafts
+    ]
 
 
 def _stay(prefix: Prefix, candidates: Sequence[Candidate]) -> _Choice:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import kopf
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.exceptions import ApiException
@@ -43,6 +44,21 @@ async def load_configuration() -> Configuration:
     path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     await load_kube_config(config_file=path, client_configuration=configuration)
     return configuration
+
+
+async def connection_of(configuration: Configuration) -> kopf.ConnectionInfo:
+    """Return the same credentials for kopf; a ServiceAccount's token is read anew."""
+    token = await configuration.get_api_key_with_prefix("BearerToken")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        scheme="Bearer" if token else None,
+        token=token.rpartition(" ")[2] if token else None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
 
 
 class ApiServer:

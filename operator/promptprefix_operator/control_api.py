@@ -1,0 +1,216 @@
+"""The control API's HTTP side: sidecars ask for their set, routers for the routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+import structlog
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from promptprefix.payload import Payload
+from promptprefix.wire import (
+    CONTENT_PATH,
+    LONG_POLL_S,
+    ROUTES_PATH,
+    SYNC_PATH,
+    Revision,
+    SyncRequest,
+)
+from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.identity import Caller, Reviewer
+from promptprefix_operator.manifests import explain
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
+
+MAX_BODY_BYTES = 1_048_576
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask: pods of ``namespaces``, and the ServiceAccounts ``namespace/name``."""
+
+    namespaces: Collection[str]
+    routers: Collection[str]
+
+
+class ControlApi:
+    """Handlers of the three paths.
+
+    ``content`` returns a text by its content digest. A question without news is held for
+    ``hold_seconds``.
+    """
+
+    def __init__(
+        self,
+        *,
+        reviewer: Reviewer,
+        access: Access,
+        sidecars: Sidecars,
+        publication: Publication,
+        content: Callable[[str], Payload | None],
+        metrics: Metrics,
+        hold_seconds: float = LONG_POLL_S,
+    ) -> None:
+        self._reviewer = reviewer
+        self._access = access
+        self._sidecars = sidecars
+        self._publication = publication
+        self._content = content
+        self._metrics = metrics
+        self._hold_seconds = hold_seconds
+
+    def application(self) -> web.Application:
+        """Return the web application."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_plain_errors])
+        app.router.add_post(SYNC_PATH, self._sync)
+        app.router.add_get(CONTENT_PATH + "/{digest:[0-9a-f]{64}}", self._payload)
+        app.router.add_get(ROUTES_PATH, self._routes)
+        return app
+
+    async def _sync(self, request: web.Request) -> web.StreamResponse:
+        try:
+            response = await self._answer_sync(request)
+        except web.HTTPException as error:
+            self._metrics.sync_requests.labels(str(error.status)).inc()
+            raise
+        self._metrics.sync_requests.labels("unchanged" if response.status == 204 else "set").inc()
+        return response
+
+    async def _answer_sync(self, request: web.Request) -> web.Response:
+        pod = await self._pod(request)
+        question = await _read(request)
+        self._check_term(question.revision)
+        passes = self._publication.passes
+        try:
+            news = self._sidecars.report(pod.pod_uid, question.state, question.revision)
+        except TooManySidecarsError as error:
+            raise web.HTTPServiceUnavailable(text=str(error)) from error
+        # What the report changes is in the next plan: an answer before it could tell a sidecar
+        # to release what it was just found to hold.
+        after = passes + 1 if news or passes == 0 else passes
+        with self._sidecars.polling(pod.pod_uid):
+            await self._until(
+                lambda: (
+                    self._publication.passes >= after
+                    and self._publication.set_of(pod.pod_uid).revision != question.revision
+                )
+            )
+        if self._publication.passes < after:
+            raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
+        answer = self._publication.set_of(pod.pod_uid)
+        return _json(answer) if answer.revision != question.revision else web.Response(status=204)
+
+    async def _payload(self, request: web.Request) -> web.Response:
+        pod = await self._pod(request)
+        digest = request.match_info["digest"]
+        if self._publication.placement(pod.pod_uid, digest) is None:
+            raise web.HTTPForbidden(text="this pod was not told to hold that content")
+        payload = self._content(digest)
+        if payload is None:
+            raise web.HTTPNotFound(text="that content is no longer declared")
+        return _json(payload)
+
+    async def _routes(self, request: web.Request) -> web.Response:
+        caller = await self._caller(request)
+        if f"{caller.namespace}/{caller.account}" not in self._access.routers:
+            raise web.HTTPForbidden(
+                text=f"ServiceAccount {caller.namespace}/{caller.account} is no router: "
+                "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
+            )
+        revision = _revision(request)
+        self._check_term(revision)
+        await self._until(
+            lambda: self._publication.passes > 0 and self._publication.routes.revision != revision
+        )
+        if self._publication.passes == 0:
+            raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
+        routes = self._publication.routes
+        return _json(routes) if routes.revision != revision else web.Response(status=204)
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Return when ``ready`` holds or the time to hold a question is over."""
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                while not ready():
+                    await self._publication.wait()
+        except TimeoutError:
+            pass
+
+    def _check_term(self, revision: Revision | None) -> None:
+        if revision is not None and revision.term > self._publication.term:
+            raise web.HTTPConflict(
+                text=f"term {revision.term} is newer than this operator's "
+                f"{self._publication.term}: another one leads"
+            )
+
+    async def _pod(self, request: web.Request) -> Caller:
+        caller = await self._caller(request)
+        if caller.namespace not in self._access.namespaces:
+            raise web.HTTPForbidden(
+                text=f"namespace {caller.namespace} is not served: "
+                "add it to the operator's NAMESPACES"
+            )
+        if not caller.pod_uid:
+            raise web.HTTPForbidden(
+                text="the token is not bound to a pod: use a projected serviceAccountToken volume"
+            )
+        return caller
+
+    async def _caller(self, request: web.Request) -> Caller:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        try:
+            caller = await self._reviewer.review(token) if scheme.lower() == "bearer" else None
+        except ApiError as error:
+            log.warning("token review failed", error=str(error))
+            raise web.HTTPServiceUnavailable(
+                text="the token can't be checked just now", headers={"Retry-After": "2"}
+            ) from error
+        if caller is None:
+            raise web.HTTPUnauthorized(
+                text="no valid ServiceAccount token for the audience promptprefix.dev/control",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return caller
+
+
+async def _read(request: web.Request) -> SyncRequest:
+    body = await request.read()
+    try:
+        return SyncRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text=explain(error, "body")) from error
+
+
+def _revision(request: web.Request) -> Revision | None:
+    query = request.query
+    if not query.get("term") and not query.get("number"):
+        return None
+    try:
+        return Revision(term=int(query.get("term", "")), number=int(query.get("number", "")))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text="term and number must be given, as integers") from error
+
+
+def _json(model: BaseModel) -> web.Response:
+    return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
+
+
+@web.middleware
+async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer refusals as JSON with a message."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        headers = {k: v for k, v in error.headers.items() if k.lower() not in _BODY_HEADERS}
+        return web.json_response({"message": error.text}, status=error.status, headers=headers)
+
+
+_BODY_HEADERS = ("content-type", "content-length")

@@ -1,0 +1,160 @@
+"""The loop: observe, plan, publish. Wake-ups are coalesced; everything is planned again at times.
+
+A pass runs without a pause between reading and publishing, so what was reported before a pass
+began is in its plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+
+import structlog
+
+from promptprefix.fleet import Snapshot
+from promptprefix.placement import Plan, plan
+from promptprefix.resource import PromptPrefixStatus
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.metrics import Metrics, Warmth
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.sidecars import Sidecars
+from promptprefix_operator.warm_timer import WarmTimer
+
+COALESCE_S = 0.05
+"""Wake-ups that come within this time lead to one plan."""
+RECONNECT_S = 10.0
+"""After a start sidecars have this long to report before anything is moved or let go without."""
+
+log = structlog.get_logger(__name__)
+
+
+class Controller:
+    """Keeps the published plan up to date."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        sidecars: Sidecars,
+        declarations: Declarations,
+        publication: Publication,
+        metrics: Metrics,
+        now: Callable[[], datetime],
+        clock: Callable[[], float],
+        wake: asyncio.Event,
+        resync_seconds: float,
+    ) -> None:
+        self._cluster = cluster
+        self._sidecars = sidecars
+        self._declarations = declarations
+        self._publication = publication
+        self._metrics = metrics
+        self._now = now
+        self._clock = clock
+        self._wake = wake
+        self._resync_seconds = resync_seconds
+        self._started = clock()
+        self._passed: float | None = None
+        self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
+        self._statuses: Mapping[str, PromptPrefixStatus] = {}
+        self._holders: Mapping[str, tuple[str, ...]] = {}
+        metrics.watch_warmth(self._warmth)
+
+    def status(self, uid: str) -> PromptPrefixStatus | None:
+        """Return the status that a resource should have."""
+        return self._statuses.get(uid)
+
+    @property
+    def pass_age(self) -> float | None:
+        """Seconds since the last successful pass; None before the first."""
+        return None if self._passed is None else self._clock() - self._passed
+
+    @property
+    def _settling(self) -> float:
+        """Seconds left in which sidecars are expected to report for the first time."""
+        return self._started + RECONNECT_S - self._clock()
+
+    def released(self, uid: str) -> bool:
+        """Whether a resource that is being deleted is off all connected pods, as far as is known.
+
+        Right after a start pods whose sidecars did not report yet may hold it.
+        """
+        resource = self._cluster.resources.get(uid)
+        if resource is None:
+            return True
+        if uid in self._statuses or self._passed is None or self._holders.get(uid):
+            return False
+        if self._settling <= 0:
+            return True
+        connected = self._sidecars.connected()
+        selector = resource.spec.pods.selector if resource.spec is not None else None
+        return all(
+            pod.uid in connected or pod.leaving
+            for pod in self._cluster.pods.values()
+            if pod.namespace == resource.namespace
+            and (selector is None or selector.matches(dict(pod.labels)))
+        )
+
+    async def run(self) -> None:
+        """Plan at every wake-up and resync, for ever."""
+        while True:
+            self._wake.clear()
+            self.step()
+            await self._sleep()
+            await asyncio.sleep(COALESCE_S)
+
+    def step(self) -> None:
+        """Observe, plan and publish once; a plan that fails leaves the one before in force."""
+        sessions = self._sidecars.connected()
+        snapshot = Snapshot(
+            prefixes=self._declarations.prefixes(self._cluster),
+            pods=tuple(self._cluster.pods.values()),
+            sidecars={
+                uid: self._publication.sidecar(uid, session.state, session.applied)
+                for uid, session in sessions.items()
+            },
+            settling=self._settling > 0,
+        )
+        try:
+            with self._metrics.plan_seconds.time():
+                made = plan(snapshot, self._now())
+        except (ValueError, LookupError, TypeError) as error:
+            self._metrics.plan_errors.inc()
+            log.error("plan failed", error=type(error).__name__, exc_info=True)
+            return
+        self._execute(snapshot, made)
+        self._metrics.connected_sidecars.set(len(sessions))
+        self._passed = self._clock()
+
+    def _execute(self, snapshot: Snapshot, made: Plan) -> None:
+        self._statuses, self._holders = made.statuses, made.holders
+        self._timer.observe(snapshot.prefixes, made.statuses)
+        self._declarations.prune(self._cluster.resources, made.kept)
+        self._sidecars.forget_except(self._cluster.pods)
+        self._publication.publish(made)
+
+    async def _sleep(self) -> None:
+        waits = [self._resync_seconds]
+        if (silence := self._sidecars.next_silence()) is not None:
+            waits.append(silence)
+        if (settling := self._settling) > 0:
+            waits.append(settling)
+        try:
+            async with asyncio.timeout(min(waits)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    def _warmth(self) -> Iterator[Warmth]:
+        for uid, status in self._statuses.items():
+            resource = self._cluster.resources.get(uid)
+            if resource is not None:
+                yield Warmth(
+                    resource.namespace,
+                    resource.name,
+                    status.desiredPods,
+                    status.warmPods,
+                    status.pinnedPods,
+                )

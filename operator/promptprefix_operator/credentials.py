@@ -1,0 +1,113 @@
+"""The Secret with the operator's CA, serving certificate and leader term.
+
+The Secret exists beforehand, so that the operator needs to get and update this one name only. Two
+operators that start at once agree through its resourceVersion: the later one reads again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from promptprefix_operator.api_server import ApiError, ApiServer
+from promptprefix_operator.certificates import (
+    Pair,
+    authority_usable,
+    new_authority,
+    new_serving,
+    serving_usable,
+)
+
+SECRET = "promptprefix-operator-tls"  # noqa: S105 - the name of an object
+_CONFLICT = 409
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What the Secret holds. ``term`` is 0 until an operator has led."""
+
+    authority: Pair
+    serving: Pair
+    term: int
+
+
+class CredentialStore:
+    """Reads, completes and renews the credentials of an operator that serves ``names``."""
+
+    def __init__(self, api: ApiServer, namespace: str, names: Collection[str]) -> None:
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/secrets/{SECRET}"
+        self._names = names
+
+    async def lead(self, now: datetime) -> Credentials:
+        """Take a new leader term, above every earlier one; complete the rest as `renew` does.
+
+        A term is at least the Unix time, so that it rises also where the Secret was made anew.
+        """
+        return await self._settle(now, new_term=True)
+
+    async def renew(self, now: datetime) -> Credentials:
+        """Return the credentials, replaced where they are missing, unfit or near their end."""
+        return await self._settle(now, new_term=False)
+
+    async def _settle(self, now: datetime, *, new_term: bool) -> Credentials:
+        for attempt in range(_ATTEMPTS):
+            secret = await self._api.get(self._path)
+            found = credentials_of(secret.get("data") or {})
+            wanted = complete(found, self._names, now, new_term=new_term)
+            if wanted == found:
+                return wanted
+            try:
+                await self._api.replace(self._path, {**secret, "data": data_of(wanted)})
+            except ApiError as error:
+                if error.status != _CONFLICT or attempt == _ATTEMPTS - 1:
+                    raise
+                continue
+            return wanted
+        raise AssertionError("unreachable")
+
+
+def complete(
+    found: Credentials, names: Collection[str], now: datetime, *, new_term: bool
+) -> Credentials:
+    """Return ``found`` with what is unfit replaced."""
+    authority = found.authority if authority_usable(found.authority, now) else new_authority(now)
+    serving = found.serving
+    if not serving_usable(serving, authority, names, now):
+        serving = new_serving(authority, names, now)
+    term = max(found.term + 1, int(now.timestamp())) if new_term else found.term
+    return Credentials(authority, serving, term)
+
+
+def credentials_of(data: Mapping[str, Any]) -> Credentials:
+    """Read the Secret's data; what is missing or not base64 is empty."""
+
+    def read(key: str) -> bytes:
+        try:
+            return base64.b64decode(str(data.get(key) or ""), validate=True)
+        except binascii.Error:
+            return b""
+
+    term = read("term").decode("ascii", "replace")
+    return Credentials(
+        authority=Pair(read("ca.crt"), read("ca.key")),
+        serving=Pair(read("tls.crt"), read("tls.key")),
+        term=int(term) if term.isdigit() else 0,
+    )
+
+
+def data_of(credentials: Credentials) -> dict[str, str]:
+    """Return the Secret's data."""
+    fields = {
+        "ca.crt": credentials.authority.certificate,
+        "ca.key": credentials.authority.key,
+        "tls.crt": credentials.serving.certificate,
+        "tls.key": credentials.serving.key,
+        "term": str(credentials.term).encode(),
+    }
+    return {key: base64.b64encode(value).decode() for key, value in fields.items()}

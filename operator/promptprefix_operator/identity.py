@@ -1,0 +1,129 @@
+"""Who asks: ServiceAccount tokens checked by the API server's TokenReview."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from promptprefix.wire import AUDIENCE
+from promptprefix_operator.api_server import ApiServer
+
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
+CACHE_SECONDS = 60.0
+REFUSAL_SECONDS = 10.0
+MAX_CACHED = 2_048
+MAX_TOKEN_CHARS = 16_384
+_CONCURRENT_REVIEWS = 8
+
+_USERNAME = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
+_POD_NAME = "authentication.kubernetes.io/pod-name"
+_POD_UID = "authentication.kubernetes.io/pod-uid"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A ServiceAccount, and the pod that its token is bound to, if it is bound to one."""
+
+    namespace: str
+    account: str
+    pod_name: str = ""
+    pod_uid: str = ""
+
+
+class Reviewer(Protocol):
+    """Answers who a token belongs to."""
+
+    async def review(self, token: str) -> Caller | None:
+        """Return the caller; None if the token is not valid for us. Raises `ApiError`."""
+        ...
+
+
+class TokenReviewer:
+    """Reviews tokens by the API server.
+
+    Answers are kept under the token's hash for at most a minute and never beyond the token's
+    expiry; refusals for ten seconds. ``clock`` is Unix time.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        clock: Callable[[], float],
+        size: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._size = size
+        self._cache: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
+        self._slots = asyncio.Semaphore(_CONCURRENT_REVIEWS)
+
+    async def review(self, token: str) -> Caller | None:
+        """Return the caller; None if the token is not valid for us. Raises `ApiError`."""
+        if not token or len(token) > MAX_TOKEN_CHARS:
+            return None
+        key = hashlib.sha256(token.encode()).digest()
+        known = self._cache.get(key)
+        if known is not None and self._clock() < known[0]:
+            self._cache.move_to_end(key)
+            return known[1]
+        async with self._slots:
+            answer = await self._api.create(
+                TOKEN_REVIEWS,
+                {
+                    "apiVersion": "authentication.k8s.io/v1",
+                    "kind": "TokenReview",
+                    "spec": {"token": token, "audiences": [AUDIENCE]},
+                },
+            )
+        caller = caller_of(answer)
+        self._remember(key, token, caller)
+        return caller
+
+    def _remember(self, key: bytes, token: str, caller: Caller | None) -> None:
+        now = self._clock()
+        until = now + (CACHE_SECONDS if caller is not None else REFUSAL_SECONDS)
+        expiry = expiry_of(token)
+        if expiry is not None:
+            until = min(until, expiry)
+        self._cache[key] = (until, caller)
+        self._cache.move_to_end(key)
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        self._size(len(self._cache))
+
+
+def caller_of(review: Mapping[str, Any]) -> Caller | None:
+    """Read an answered TokenReview; None unless it is a ServiceAccount's token for us."""
+    status = review.get("status") or {}
+    if status.get("authenticated") is not True or AUDIENCE not in (status.get("audiences") or ()):
+        return None
+    user = status.get("user") or {}
+    found = _USERNAME.fullmatch(str(user.get("username") or ""))
+    if found is None:
+        return None
+    extra = user.get("extra") or {}
+    return Caller(found[1], found[2], _only(extra.get(_POD_NAME)), _only(extra.get(_POD_UID)))
+
+
+def _only(values: object) -> str:
+    return str(values[0]) if isinstance(values, list) and len(values) == 1 else ""
+
+
+def expiry_of(token: str) -> float | None:
+    """Return the expiry that a JWT claims, unchecked: good only for forgetting it earlier."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except ValueError:
+        return None
+    expiry = claims.get("exp") if isinstance(claims, dict) else None
+    return float(expiry) if isinstance(expiry, int | float) else None

@@ -1,0 +1,97 @@
+"""Metrics of the operator; a resource's series exist only as long as the resource."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_WARM_BUCKETS_S = (0.5, 1, 2, 3, 5, 8, 13, 21, 34, 60, 120, 300, 900)
+_PLAN_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """How far one resource is."""
+
+    namespace: str
+    name: str
+    desired: int
+    warm: int
+    pinned: int
+
+
+class Metrics:
+    """All instruments, in their own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.apply_to_warm = Histogram(
+            "promptprefix_apply_to_warm_seconds",
+            "From the first sight of a version of a resource until it is warm on all its pods.",
+            buckets=_WARM_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.sync_requests = Counter(
+            "promptprefix_operator_sync_requests",
+            "Questions of sidecars by result: set, unchanged or the HTTP status of a refusal.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.connected_sidecars = Gauge(
+            "promptprefix_operator_connected_sidecars",
+            "Sidecars connected at the last plan.",
+            registry=self.registry,
+        )
+        self.plan_seconds = Histogram(
+            "promptprefix_operator_plan_seconds",
+            "Time of one plan over everything.",
+            buckets=_PLAN_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.plan_errors = Counter(
+            "promptprefix_operator_plan_errors",
+            "Plans that failed; the one before stays in force.",
+            registry=self.registry,
+        )
+        self.status_writes = Counter(
+            "promptprefix_operator_status_writes",
+            "Writes of a resource's status by result: written or failed.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.cached_tokens = Gauge(
+            "promptprefix_operator_cached_token_reviews",
+            "Reviewed ServiceAccount tokens in the cache.",
+            registry=self.registry,
+        )
+
+    def watch_warmth(self, read: Callable[[], Iterable[Warmth]]) -> None:
+        """Report what ``read`` returns at each scrape."""
+        self.registry.register(_WarmthCollector(read))
+
+
+class _WarmthCollector(Collector):
+    def __init__(self, read: Callable[[], Iterable[Warmth]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["namespace", "name"]
+        desired = GaugeMetricFamily(
+            "promptprefix_desired_pods", "Pods that should hold the prefix.", labels=labels
+        )
+        warm = GaugeMetricFamily(
+            "promptprefix_warm_pods", "Pods that hold the prefix warm.", labels=labels
+        )
+        pinned = GaugeMetricFamily(
+            "promptprefix_pinned_pods", "Warm pods that can't evict the prefix.", labels=labels
+        )
+        for each in self._read():
+            names = [each.namespace, each.name]
+            desired.add_metric(names, each.desired)
+            warm.add_metric(names, each.warm)
+            pinned.add_metric(names, each.pinned)
+        yield from (desired, warm, pinned)

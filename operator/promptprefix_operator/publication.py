@@ -1,0 +1,94 @@
+"""What sidecars and routers are told: desired sets and the route table, with their revisions."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from promptprefix.fleet import Sidecar
+from promptprefix.placement import Plan
+from promptprefix.wire import Placement, Revision, RouteTable, SidecarState, SyncResponse
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A pod's set; ``open`` also holds what it was told before and may not have dropped yet."""
+
+    response: SyncResponse
+    open: frozenset[str]
+
+
+class Publication:
+    """The latest plan as told, under one leader ``term``.
+
+    A revision's number rises only when the content that it names changes. `passes` counts the
+    plans; a question that brings news waits for the next one.
+    """
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.passes = 0
+        self._number = 0
+        self._sets: dict[str, _Told] = {}
+        self._routes = RouteTable(revision=Revision(term=term, number=0), prefixes=(), endpoints=())
+        self._changed = asyncio.Event()
+
+    @property
+    def routes(self) -> RouteTable:
+        """The route table."""
+        return self._routes
+
+    def set_of(self, pod_uid: str) -> SyncResponse:
+        """Return a pod's desired set; one that no plan knows has an empty one."""
+        told = self._sets.get(pod_uid)
+        if told is not None:
+            return told.response
+        return SyncResponse(revision=Revision(term=self.term, number=0), placements=())
+
+    def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
+        """Return a placement of that content in the pod's set."""
+        for placement in self.set_of(pod_uid).placements:
+            if placement.content_digest == content_digest:
+                return placement
+        return None
+
+    def sidecar(self, pod_uid: str, state: SidecarState, applied: Revision | None) -> Sidecar:
+        """Join a report with what the sidecar was told; what it applied closes what was before."""
+        told = self._sets.get(pod_uid)
+        if told is None:
+            return Sidecar(state)
+        if applied == told.response.revision:
+            ids = frozenset(placement.id for placement in told.response.placements)
+            told = self._sets[pod_uid] = _Told(told.response, ids)
+        return Sidecar(state, told.open)
+
+    def publish(self, plan: Plan) -> None:
+        """Publish a plan and wake everybody who waits for one."""
+        for uid in self._sets.keys() - plan.desired.keys():
+            del self._sets[uid]
+        for uid, placements in plan.desired.items():
+            self._publish_set(uid, placements)
+        same = (self._routes.prefixes, self._routes.endpoints) == (plan.prefixes, plan.endpoints)
+        if not same or self.passes == 0:
+            self._routes = RouteTable(
+                revision=self._next(), prefixes=plan.prefixes, endpoints=plan.endpoints
+            )
+        self.passes += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return when the next plan is published."""
+        await self._changed.wait()
+
+    def _publish_set(self, uid: str, placements: tuple[Placement, ...]) -> None:
+        told = self._sets.get(uid)
+        if told is not None and told.response.placements == placements:
+            return
+        response = SyncResponse(revision=self._next(), placements=placements)
+        ids = frozenset(placement.id for placement in placements)
+        self._sets[uid] = _Told(response, ids if told is None else ids | told.open)
+
+    def _next(self) -> Revision:
+        self._number += 1
+        return Revision(term=self.term, number=self._number)

@@ -1,0 +1,140 @@
+"""Writes a resource's status when it differs, and tells the transition as Event and log line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal
+from urllib.parse import quote
+
+import structlog
+
+from promptprefix.reasons import ConditionType, Reason
+from promptprefix.resource import (
+    API_VERSION,
+    GROUP,
+    KIND,
+    PLURAL,
+    VERSION,
+    Condition,
+    PromptPrefixStatus,
+)
+from promptprefix_operator.api_server import ApiError, ApiServer
+from promptprefix_operator.backoff import Backoff
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.controller import Controller
+from promptprefix_operator.manifests import Resource
+from promptprefix_operator.metrics import Metrics
+
+FIELD_MANAGER = "promptprefix-operator"
+_NOT_FOUND = 404
+
+_PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.SUSPENDED)
+
+EventType = Literal["Normal", "Warning"]
+Emit = Callable[[EventType, str, str], None]
+"""Posts an Event on the resource: type, reason, message."""
+
+log = structlog.get_logger(__name__)
+
+
+class StatusWriter:
+    """Brings the status of resources in line with the plan."""
+
+    def __init__(
+        self,
+        *,
+        api: ApiServer,
+        cluster: Cluster,
+        controller: Controller,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        rewrite_seconds: float,
+    ) -> None:
+        self._api = api
+        self._cluster = cluster
+        self._controller = controller
+        self._metrics = metrics
+        self._clock = clock
+        self._rewrite_seconds = rewrite_seconds
+
+    async def follow(self, uid: str, emit: Emit, passed: Callable[[], Awaitable[None]]) -> None:
+        """Keep one resource's status up to date, for ever.
+
+        A write that the API server does not reflect (a field pruned, somebody else's writing) is
+        repeated only after ``rewrite_seconds``.
+        """
+        backoff = Backoff()
+        written: PromptPrefixStatus | None = None
+        written_at = 0.0
+        while True:
+            resource, wanted = self._cluster.resources.get(uid), self._controller.status(uid)
+            due = wanted != written or self._clock() - written_at >= self._rewrite_seconds
+            if resource is None or wanted is None or wanted == resource.status or not due:
+                await passed()
+                continue
+            try:
+                await self._write(resource, wanted)
+            except ApiError as error:
+                if error.status == _NOT_FOUND:
+                    await passed()
+                    continue
+                wait = backoff.next()
+                self._metrics.status_writes.labels("failed").inc()
+                _logger(resource).warning(
+                    "status not written", error=str(error), retry_seconds=wait
+                )
+                await asyncio.sleep(wait)
+                continue
+            backoff.reset()
+            self._metrics.status_writes.labels("written").inc()
+            _tell(resource, wanted, emit, written)
+            written, written_at = wanted, self._clock()
+
+    async def _write(self, resource: Resource, status: PromptPrefixStatus) -> None:
+        path = (
+            f"/apis/{GROUP}/{VERSION}/namespaces/{quote(resource.namespace)}/{PLURAL}"
+            f"/{quote(resource.name)}/status"
+        )
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": resource.name,
+                "namespace": resource.namespace,
+                "uid": resource.uid,  # never the status of a namesake that came after it
+            },
+            "status": status.model_dump(mode="json"),
+        }
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        answer = await self._api.patch(path, body, "application/apply-patch+yaml", query)
+        self._cluster.see_resource(answer)
+
+
+def _tell(
+    resource: Resource, status: PromptPrefixStatus, emit: Emit, written: PromptPrefixStatus | None
+) -> None:
+    before = _ready(written or resource.status)
+    after = _ready(status)
+    if after is None or (before is not None and _key(before) == _key(after)):
+        return
+    stalled = any(c.type == ConditionType.STALLED and c.status == "True" for c in status.conditions)
+    normal = after.status == "True" or (after.reason in _PROGRESS and not stalled)
+    emit("Normal" if normal else "Warning", after.reason, after.message)
+    _logger(resource).info(after.message, reason=after.reason, ready=after.status)
+
+
+def _ready(status: PromptPrefixStatus | None) -> Condition | None:
+    found = (c for c in status.conditions if c.type == ConditionType.READY) if status else ()
+    return next(iter(found), None)
+
+
+def _key(condition: Condition) -> tuple[str, str]:
+    return condition.status, condition.reason
+
+
+def _logger(resource: Resource) -> structlog.stdlib.BoundLogger:
+    bound: structlog.stdlib.BoundLogger = log.bind(
+        namespace=resource.namespace, prefix=resource.name
+    )
+    return bound
