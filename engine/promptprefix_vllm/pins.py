@@ -1,0 +1,286 @@
+"""The pin table: which prefix blocks are held, for how long, and what they cost.
+
+It knows nothing of vLLM but the few block pool methods it calls, and reads no clock: ``now`` is a
+monotonic time in seconds that the caller read.
+
+A pinned block is referenced exactly once in the pool, however many pins share it. So a block whose
+reference count is 1 is held by pins alone, and the budget counts unique blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from promptprefix_vllm.commands import CommandError
+
+MAX_PINS: Final = 256
+MAX_RELEASES: Final = 64
+
+LEASE_EXPIRED: Final = "LeaseExpired"
+PRESSURE_VALVE: Final = "PressureValve"
+CACHE_RESET: Final = "CacheReset"
+UNPINNED: Final = "Unpinned"
+
+
+class Block(Protocol):
+    """One KV block of vLLM; ``block_hash`` is None once it is no longer cached."""
+
+    block_id: int
+    ref_cnt: int
+    is_null: bool
+
+    @property
+    def block_hash(self) -> bytes | None: ...
+
+
+class BlockPool(Protocol):
+    """What the table needs of ``vllm.v1.core.block_pool.BlockPool``."""
+
+    num_gpu_blocks: int
+
+    def touch(self, blocks: Sequence[Any]) -> None: ...
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
+
+    def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> Any: ...
+
+    def get_num_free_blocks(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class HeldBlock:
+    """A block and the hash it was cached under when it was pinned."""
+
+    block: Block
+    cached_as: bytes | None
+
+    @property
+    def is_cached(self) -> bool:
+        return self.block.block_hash is not None and self.block.block_hash == self.cached_as
+
+
+@dataclass(frozen=True)
+class Pin:
+    """deadline and last_hit are monotonic seconds. hashes: the prefix's chained block hashes."""
+
+    id: str
+    hashes: tuple[bytes, ...]
+    held: tuple[HeldBlock, ...]
+    deadline: float
+    priority: int
+    hits: int = 0
+    last_hit: float | None = None
+
+
+@dataclass(frozen=True)
+class Release:
+    id: str
+    reason: str
+    blocks: int
+    at: float
+
+
+class PinTable:
+    """Holds the pins of one engine.
+
+    Invariants: ``_owners[b]`` is the number of pins that hold block b; each such block has exactly
+    one pool reference of ours; unique blocks never exceed the budget.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, budget_blocks: int) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.budget_blocks = budget_blocks
+        self.pin_epoch = 0
+        self._pins: dict[str, Pin] = {}
+        self._owners: dict[int, int] = {}
+        self._releases: deque[Release] = deque(maxlen=MAX_RELEASES)
+        self._next_deadline = float("inf")
+        self._unique: tuple[Block, ...] | None = None
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        return tuple(self._pins.values())
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return tuple(self._releases)
+
+    @property
+    def blocks_pinned(self) -> int:
+        return len(self._owners)
+
+    def get(self, pin_id: str) -> Pin | None:
+        return self._pins.get(pin_id)
+
+    def check_budget(self, pin_id: str, hashes: Sequence[bytes]) -> None:
+        """Refuses a pin that could never fit, before its tokens are computed."""
+        others = [pin for pin in self._pins.values() if pin.id != pin_id]
+        if len(others) >= MAX_PINS:
+            raise CommandError("TooManyPins", f"the engine holds {MAX_PINS} pins at most")
+        wanted = set(hashes).union(*(pin.hashes for pin in others))
+        self._refuse_over_budget(len(wanted))
+
+    def pin(
+        self, pin_id: str, hashes: Sequence[bytes], *, lease: float, priority: int, now: float
+    ) -> Pin:
+        """Holds a prefix's cached blocks, all or none; replaces a pin of the same id."""
+        self.check_budget(pin_id, hashes)
+        held = self._find_blocks(hashes)
+        old = self._pins.get(pin_id)
+        kept = set(self._owners) - self._owned_only_by(old)
+        self._refuse_over_budget(len(kept | {item.block.block_id for item in held}))
+
+        self._acquire(held)
+        if old is not None:
+            self._give_back(old.held)
+        same = old is not None and old.hashes == tuple(hashes)
+        pin = Pin(
+            id=pin_id,
+            hashes=tuple(hashes),
+            held=held,
+            deadline=now + lease,
+            priority=priority,
+            hits=old.hits if old is not None and same else 0,
+            last_hit=old.last_hit if old is not None and same else None,
+        )
+        self._pins[pin_id] = pin
+        self._note_change()
+        return pin
+
+    def renew(self, pin_id: str, *, lease: float, priority: int, now: float) -> Pin:
+        pin = self._known(pin_id)
+        renewed = replace(pin, deadline=now + lease, priority=priority)
+        self._pins[pin_id] = renewed
+        self._note_change()
+        return renewed
+
+    def unpin(self, pin_id: str, *, now: float) -> Pin:
+        pin = self._known(pin_id)
+        self._release(pin, UNPINNED, now)
+        return pin
+
+    def release_expired(self, now: float) -> tuple[Pin, ...]:
+        """Cheap while no lease has run out: it is asked before every scheduling step."""
+        if now < self._next_deadline:
+            return ()
+        expired = tuple(pin for pin in self._pins.values() if pin.deadline <= now)
+        for pin in expired:
+            self._release(pin, LEASE_EXPIRED, now)
+        return expired
+
+    def release_lowest(self, now: float) -> Pin | None:
+        """Gives up the least important pin: lowest priority, then longest without a hit."""
+        if not self._pins:
+            return None
+        lowest = min(
+            self._pins.values(),
+            key=lambda pin: (pin.priority, pin.last_hit if pin.last_hit is not None else -1.0),
+        )
+        self._release(lowest, PRESSURE_VALVE, now)
+        return lowest
+
+    def release_all(self, now: float) -> int:
+        """Before a cache reset, which fails while a block is held. Starts a new pin epoch."""
+        count = len(self._pins)
+        for pin in tuple(self._pins.values()):
+            self._release(pin, CACHE_RESET, now)
+        self.pin_epoch += 1
+        return count
+
+    def record_hits(self, hashes: Sequence[bytes], cached_tokens: int, now: float) -> None:
+        """A request reused a pin if its cached head covers the whole pinned prefix.
+
+        Block hashes are chained: if the pin's last one is equal, so are all before it.
+        """
+        cached_blocks = min(cached_tokens // self.block_size, len(hashes))
+        for pin in tuple(self._pins.values()):
+            last = len(pin.hashes) - 1
+            if last < cached_blocks and hashes[last] == pin.hashes[last]:
+                self._pins[pin.id] = replace(pin, hits=pin.hits + 1, last_hit=now)
+
+    def pin_only_blocks(self) -> int:
+        """Blocks that nobody but pins holds: they are not load."""
+        if self._unique is None:
+            blocks = {item.block.block_id: item.block for pin in self.pins for item in pin.held}
+            self._unique = tuple(blocks.values())
+        return sum(1 for block in self._unique if block.ref_cnt == 1)
+
+    def resident_tokens(self, pin: Pin) -> int:
+        """The head of the prefix that a request would find cached now."""
+        return self.block_size * _leading(
+            self.pool.get_cached_block(digest, [0]) is not None for digest in pin.hashes
+        )
+
+    def pinned_tokens(self, pin: Pin) -> int:
+        """The head that is held and still cached: short if another party evicted our blocks."""
+        return self.block_size * _leading(item.is_cached for item in pin.held)
+
+    def _known(self, pin_id: str) -> Pin:
+        pin = self._pins.get(pin_id)
+        if pin is None:
+            raise CommandError("UnknownPin", "the engine holds no pin of this id")
+        return pin
+
+    def _refuse_over_budget(self, blocks: int) -> None:
+        if blocks > self.budget_blocks:
+            raise CommandError(
+                "BudgetExceeded",
+                f"{blocks} blocks would be pinned, the budget is {self.budget_blocks} "
+                f"and {self.blocks_pinned} are pinned now",
+            )
+
+    def _find_blocks(self, hashes: Sequence[bytes]) -> tuple[HeldBlock, ...]:
+        """The very blocks that later requests will be given, whoever computed them."""
+        held: list[HeldBlock] = []
+        for digest in hashes:
+            found = self.pool.get_cached_block(digest, [0])
+            if not found or found[0].is_null:
+                raise CommandError("NotResident", f"{len(held)} of {len(hashes)} blocks are cached")
+            held.append(HeldBlock(found[0], found[0].block_hash))
+        return tuple(held)
+
+    def _owned_only_by(self, pin: Pin | None) -> set[int]:
+        if pin is None:
+            return set()
+        ids = {item.block.block_id for item in pin.held}
+        return {block_id for block_id in ids if self._owners[block_id] == 1}
+
+    def _acquire(self, held: Sequence[HeldBlock]) -> None:
+        self.pool.touch([item.block for item in held if item.block.block_id not in self._owners])
+        for item in held:
+            self._owners[item.block.block_id] = self._owners.get(item.block.block_id, 0) + 1
+
+    def _give_back(self, held: Sequence[HeldBlock]) -> None:
+        freed: list[Block] = []
+        for item in held:
+            block_id = item.block.block_id
+            self._owners[block_id] -= 1
+            if not self._owners[block_id]:
+                del self._owners[block_id]
+                freed.append(item.block)
+        # The pool evicts in the order given: the tail of a prefix is worth least.
+        self.pool.free_blocks(reversed(freed))
+
+    def _release(self, pin: Pin, reason: str, now: float) -> None:
+        del self._pins[pin.id]
+        self._give_back(pin.held)
+        self._releases.append(Release(pin.id, reason, len(pin.held), now))
+        self._note_change()
+
+    def _note_change(self) -> None:
+        self._unique = None
+        deadlines = (pin.deadline for pin in self._pins.values())
+        self._next_deadline = min(deadlines, default=float("inf"))
+
+
+def _leading(flags: Iterable[bool]) -> int:
+    count = 0
+    for flag in flags:
+        if not flag:
+            break
+        count += 1
+    return count

@@ -1,0 +1,273 @@
+"""The scheduler that vLLM loads: ``--scheduler-cls promptprefix_vllm.scheduler.scheduler_class``.
+
+vLLM calls what the name leads to with the scheduler's arguments, so a factory works as well as a
+class. It extends whichever class vLLM would choose itself, asynchronous or not.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from promptprefix_vllm.commands import ARGUMENT, CommandError
+from promptprefix_vllm.desk import Answer, PinDesk, refusal
+from promptprefix_vllm.pins import PinTable
+from promptprefix_vllm.settings import Settings, read_settings
+from promptprefix_vllm.support import missing_hooks, unsupported
+
+if TYPE_CHECKING:
+    _Base = Any
+else:
+    _Base = object
+
+# vLLM configures this logger's level and handlers for the whole engine process.
+_log = logging.getLogger("vllm.promptprefix")
+_COMPLETED: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
+_MAX_HELD: Final = 64
+_STATS_SECONDS: Final = 0.1
+
+
+def scheduler_class(**arguments: Any) -> Any:
+    """Builds the engine's scheduler. Called by vLLM, with keyword arguments only."""
+    base = chosen_class(arguments["vllm_config"])
+    missing = missing_hooks(base)
+    if missing:
+        _log.error("promptprefix: pins are off, %s", missing)
+        return base(**arguments)
+    return pinning_class(base)(**arguments)
+
+
+def chosen_class(vllm_config: Any) -> Any:
+    """The class that vLLM would choose if it were not told to use ours."""
+    config = copy.copy(vllm_config.scheduler_config)
+    if getattr(vllm_config, "diffusion_config", None) is not None:
+        module = import_module("vllm.v1.core.sched.diffusion_scheduler")
+        kind = "DiffusionAsyncScheduler" if config.async_scheduling else "DiffusionScheduler"
+        return getattr(module, kind)
+    config.scheduler_cls = None
+    return config.get_scheduler_cls()
+
+
+@functools.lru_cache(maxsize=8)
+def pinning_class(base: Any) -> Any:
+    names = {"__doc__": PinningMixin.__doc__, "__module__": __name__}
+    return type(f"Pinning{base.__name__}", (PinningMixin, base), names)
+
+
+class PinningMixin(_Base):  # type: ignore[misc]
+    """vLLM's scheduler with pins. A request without a command takes vLLM's own path throughout."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unsupported = unsupported(self)
+        self._desk: PinDesk | None = None
+        self._held: deque[tuple[float, Any]] = deque()
+        self._refused_answers: dict[str, Answer] = {}
+        self._allocation_refused = False
+        self._pin_only_stale = True
+        self._pin_only = 0
+        self._pin_only_due = 0.0
+        if self._unsupported:
+            _log.error("promptprefix: pins are off, %s", self._unsupported)
+            return
+        self._open_desk(read_settings())
+
+    def _open_desk(self, settings: Settings) -> None:
+        for problem in settings.problems:
+            _log.warning("promptprefix: %s", problem)
+        manager = self.kv_cache_manager
+        pool = manager.block_pool
+        budget = int(settings.budget * (pool.num_gpu_blocks - 1))
+        table = PinTable(pool, self.block_size, budget)
+        self._desk = PinDesk(table, settings.key, epoch=secrets.token_hex(8))
+        self._hold_seconds = settings.hold_seconds
+        allocate = manager.allocate_slots
+
+        # schedule() does not say why it scheduled nothing. The valve must open for want of blocks
+        # only, not while a connector or a grammar keeps a request waiting.
+        def allocate_and_note(*args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(*args, **kwargs)
+            if blocks is None:
+                self._allocation_refused = True
+            return blocks
+
+        manager.allocate_slots = allocate_and_note
+        _log.info("promptprefix: pins are on, at most %d of %d blocks", budget, pool.num_gpu_blocks)
+
+    # -- requests coming and going
+
+    def add_request(self, request: Any) -> None:
+        text = _command_of(request)
+        if text is None or request.request_id in self.requests:
+            super().add_request(request)
+            return
+        desk = self._desk
+        if desk is None:
+            self._refuse_unsupported(request.request_id)
+            super().add_request(request)
+            return
+        desk.receive(
+            request.request_id, text, request.prompt_token_ids or (), tuple(request.block_hashes)
+        )
+        self._pin_only_stale = True
+        if desk.is_warm_up(request.request_id) and self._must_wait():
+            self._held.append((time.monotonic() + self._hold_seconds, request))
+        else:
+            super().add_request(request)
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
+        if self._held:
+            ids = None if request_ids is None else _as_ids(request_ids)
+            for item in tuple(self._held):
+                if ids is None or item[1].request_id in ids:
+                    # vLLM ends only what it knows, so it gets to know the request first.
+                    self._held.remove(item)
+                    super().add_request(item[1])
+            request_ids = request_ids if ids is None else ids
+        return super().finish_requests(request_ids, finished_status)
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        # Before super(): a connector may delay the freeing of blocks past the response.
+        answer = self._finish_command(request)
+        return _merged(super()._free_request(request, *args, **kwargs), answer)
+
+    def _finish_command(self, request: Any) -> Answer | None:
+        self._pin_only_stale = True
+        if self._desk is None:
+            return self._refused_answers.pop(request.request_id, None)
+        if not self._desk.knows(request.request_id):
+            return None
+        completed = request.status.name in _COMPLETED
+        return self._desk.finish(request.request_id, tuple(request.block_hashes), completed)
+
+    def _refuse_unsupported(self, request_id: str) -> None:
+        if len(self._refused_answers) < _MAX_HELD:
+            reason = CommandError("Unsupported", f"pins are off: {self._unsupported}")
+            self._refused_answers[request_id] = refusal(reason)
+
+    # -- scheduling
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        desk = self._desk
+        if desk is None:
+            return super().schedule(*args, **kwargs)
+        now = time.monotonic()
+        if desk.table.release_expired(now):
+            self._pin_only_stale = True
+        self._admit_warm_ups(now)
+        self._allocation_refused = False
+        output = super().schedule(*args, **kwargs)
+        resumed = getattr(output.scheduled_cached_reqs, "resumed_req_ids", ())
+        if output.scheduled_new_reqs or resumed or self._allocation_refused:
+            self._pin_only_stale = True
+            self._record_hits(desk, output.scheduled_new_reqs, now)
+        if self._starved(output):
+            self._open_valve(desk, now)
+        return output
+
+    def _must_wait(self) -> bool:
+        return self._users_wait() and len(self._held) < _MAX_HELD
+
+    def _users_wait(self) -> bool:
+        return bool(self.waiting) or bool(getattr(self, "kv_holding_waiting", ()))
+
+    def _admit_warm_ups(self, now: float) -> None:
+        """One at a time, once nobody else waits; after its deadline a warm-up waits like a user."""
+        while self._held and (now >= self._held[0][0] or not self._users_wait()):
+            super().add_request(self._held.popleft()[1])
+
+    def _record_hits(self, desk: PinDesk, new_requests: Sequence[Any], now: float) -> None:
+        if not desk.table.pins:
+            return
+        for data in new_requests:
+            request = self.requests.get(data.req_id)
+            # A command is the sidecar's own traffic; a preempted request finds its own blocks.
+            if request is None or desk.knows(data.req_id) or request.num_preemptions:
+                continue
+            desk.table.record_hits(request.block_hashes, data.num_computed_tokens, now)
+
+    def _starved(self, output: Any) -> bool:
+        return (
+            self._allocation_refused
+            and not output.total_num_scheduled_tokens
+            and not self.running
+            and not getattr(self, "deferred_frees", ())
+        )
+
+    def _open_valve(self, desk: PinDesk, now: float) -> None:
+        """The next step tries again, and releases the next pin if one was not enough."""
+        pin = desk.table.release_lowest(now)
+        if pin is not None:
+            self._pin_only_stale = True
+            _log.warning(
+                "promptprefix: a pin of %d blocks and priority %d was released, "
+                "the engine made no progress",
+                len(pin.held),
+                pin.priority,
+            )
+
+    # -- what vLLM asks about
+
+    def get_num_unfinished_requests(self) -> int:
+        count: int = super().get_num_unfinished_requests()
+        state = getattr(self, "pause_state", None)
+        paused = state is not None and state.name != "UNPAUSED"
+        return count if paused else count + len(self._held)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
+        if self._desk is not None:
+            count = self._desk.table.release_all(time.monotonic())
+            self._pin_only_stale = True
+            if count:
+                _log.warning("promptprefix: a cache reset released %d pins", count)
+        return super().reset_prefix_cache(*args, **kwargs)
+
+    def get_kv_cache_usage(self) -> float:
+        usage: float = super().get_kv_cache_usage()
+        return self._without_pins(usage)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.kv_cache_usage = self._without_pins(stats.kv_cache_usage)
+        return stats
+
+    def _without_pins(self, usage: float) -> float:
+        """Pins are no load: counted as load, an idle warm pod would be shunned and scaled out."""
+        if self._desk is None:
+            return usage
+        table = self._desk.table
+        now = time.monotonic()
+        if self._pin_only_stale and (not self.running or now >= self._pin_only_due):
+            # Counting visits every pinned block, so a busy engine does it a few times a second;
+            # steps that only decode change no reference count.
+            self._pin_only = table.pin_only_blocks()
+            self._pin_only_stale = False
+            self._pin_only_due = now + _STATS_SECONDS
+        return float(max(0.0, usage - self._pin_only / max(1, table.pool.num_gpu_blocks - 1)))
+
+
+def _command_of(request: Any) -> object:
+    parameters = getattr(request, "sampling_params", None)
+    extra = getattr(parameters, "extra_args", None)
+    return extra.get(ARGUMENT) if isinstance(extra, dict) else None
+
+
+def _as_ids(request_ids: str | Iterable[str]) -> set[str]:
+    return {request_ids} if isinstance(request_ids, str) else set(request_ids)
+
+
+def _merged(result: Any, answer: Answer | None) -> Any:
+    """Adds the answer to what a KV connector returned, in either shape that vLLM has used."""
+    if answer is None:
+        return result
+    if isinstance(result, tuple):
+        return ({**(result[0] or {}), ARGUMENT: answer}, *result[1:])
+    return {**(result or {}), ARGUMENT: answer}
