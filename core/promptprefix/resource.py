@@ -131,7 +131,10 @@ class ConfigMapRef(Strict):
 class Content(Strict):
     """Where the declared text stands: exactly one place."""
 
-    inline: InlineContent | None = Field(default=None, description="Text in the resource itself.")
+    inline: InlineContent | None = Field(
+        default=None,
+        description="Declared text in the resource itself; whoever may read the resource reads it.",
+    )
     configMapRef: ConfigMapRef | None = Field(  # noqa: N815
         default=None, description="Text in a ConfigMap."
     )
