@@ -21,7 +21,7 @@ from e2e.demo import measurements
 from e2e.demo.measurements import Bench, Declared
 from e2e.demo.report import Report
 from e2e.demo.stand import DemoError, Stand, open_stand
-from e2e.engine.environment import EnvironmentFailure
+from e2e.engine.environment import EnvironmentBuildError
 
 REPORT = Path(__file__).resolve().parents[2] / "build" / "demo-report.json"
 
@@ -106,7 +106,7 @@ def main() -> int:
     except (
         ClusterError,
         DemoError,
-        EnvironmentFailure,
+        EnvironmentBuildError,
         TimeoutError,
         httpx.HTTPError,
         subprocess.SubprocessError,

@@ -28,6 +28,7 @@ NOISE_TOKENS = 1280
 DECLARED_PER_ROUND = 2
 SAMPLES = 5
 WARM_TIMEOUT_S = 180
+PINNED_WAIT_S = 15
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ async def warm(bench: Bench, computed_before: int) -> None:
 
 
 async def _warmup_tokens(bench: Bench) -> int:
-    name = "promptprefix_warmup_computed_tokens_total"
+    name = "promptprefix_sidecar_own_prompt_tokens_computed_total"
     values = [await _metric(bench, engine.sidecar_url, name) for engine in bench.stand.engines]
     return int(sum(values))
 
@@ -284,16 +285,23 @@ async def delete(bench: Bench) -> None:
     """Delete the resource: nothing may stay pinned, and noise must push the prefix out."""
     kubectl = bench.stand.kubectl
     kubectl("delete", "promptprefix", bench.declared.name, "-n", WORKLOAD, timeout=90)
-    pinned = [
-        await _metric(bench, engine.sidecar_url, "promptprefix_engine_blocks_pinned")
-        for engine in bench.stand.engines
-    ]
+    pinned = [await _pinned_blocks(bench, engine.sidecar_url) for engine in bench.stand.engines]
     last = bench.engine_urls[-1:]
     await noise_on_each(bench.client, last, bench.model, 900_000, 2 * CACHE_TOKENS)
     left = await _cached(bench, last[0], bench.declared.distinct("Second edition. "))
     gone = left < 0.1 * bench.report.figures["prefix_tokens"]
     bench.report.figures["deleted_unpinned"] = not any(pinned) and gone
     bench.report.details["after_delete"] = {"blocks_pinned": pinned, "cached_tokens": left}
+
+
+async def _pinned_blocks(bench: Bench, sidecar_url: str) -> float:
+    """Return the engine's pinned blocks; it is asked every 10 s, so wait a little for a zero."""
+    deadline = time.monotonic() + PINNED_WAIT_S
+    while True:
+        pinned = await _metric(bench, sidecar_url, "promptprefix_sidecar_pinned_blocks")
+        if not pinned or time.monotonic() > deadline:
+            return pinned
+        await asyncio.sleep(0.5)
 
 
 def versions(bench: Bench, watch: Watch) -> None:

@@ -16,10 +16,10 @@ from e2e.application import Application, ensure_application
 from e2e.cache import cache_root
 from e2e.cluster import Cluster
 from e2e.cluster.image import find_or_build
-from e2e.deployment import SYSTEM, WORKLOAD, Sources
+from e2e.deployment import SYSTEM, WORKLOAD, EngineCommand, Sources
 from e2e.engine.environment import Environment, ensure_environment
 from e2e.engine.model import ensure_model
-from e2e.engine.server import pod_command
+from e2e.engine.server import EngineOptions, engine_arguments, engine_environment
 
 Progress = Callable[[str], None]
 
@@ -71,8 +71,25 @@ class Parts:
             image=image,
             dependencies=self.application.dependencies,
             packages=self.application.packages,
-            vllm=self.environment.site_packages,
+            vllm=self.environment.vllm_cache.parent,
             model=self.model,
+        )
+
+    def engine(self) -> EngineCommand:
+        """Return the engine container's command and environment, at the places of its mounts."""
+        folder = self.environment.vllm_cache.parent
+        site_packages = self.environment.site_packages.relative_to(folder)
+        cache = self.environment.vllm_cache.relative_to(folder)
+        options = EngineOptions(host="0.0.0.0", port=ENGINE_PORT)  # noqa: S104 - a pod's own address
+        return EngineCommand(
+            command=("python3", *engine_arguments("/opt/model", options)),
+            env=engine_environment(
+                site_packages=f"/opt/vllm/{site_packages}",
+                plugin="/opt/plugin",
+                vllm_cache=f"/opt/vllm/{cache}",
+                home="/tmp",
+                key_file="/run/promptprefix/key/key",
+            ),
         )
 
 
@@ -101,7 +118,7 @@ def open_stand(
         parts = slow.result()
         stage("build and cluster")
         kubectl = _Kubectl(command)
-        deployment.deploy(kubectl, parts.sources(image), pod_command())
+        deployment.deploy(kubectl, parts.sources(image), parts.engine())
         _wait_ready(kubectl, progress)
         stage("pods ready")
         yield _connect(stack, command, kubectl, forward=bool(context))
