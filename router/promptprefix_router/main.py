@@ -63,7 +63,7 @@ async def serve(settings: RouterSettings) -> None:
     memo = FingerprintMemo(settings.memo_entries)
     metrics = RouterMetrics(memo, time.monotonic)
     ledger = LoadLedger()
-    picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter)
+    picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter, settings.max_request_bytes)
     keeper = RouteKeeper(
         picker, EndpointsFile(settings.envoy_dir), metrics, settings.tenant, time.monotonic
     )

