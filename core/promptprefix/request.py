@@ -19,11 +19,15 @@ UNDECLARED_FIELDS = ("chat_template", "documents", "cache_salt")
 
 
 class UndeclaredError(ValueError):
-    """The request can't match a declared prefix; ``cause`` is a short word for counters."""
+    """The request can't match a declared prefix.
 
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
+    ``cause`` is a short word for counters; ``field`` says where in the body it stands.
+    """
+
+    def __init__(self, cause: str, field: str = "") -> None:
+        super().__init__(f"{field}: {cause}" if field else cause)
         self.cause = cause
+        self.field = field
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,24 @@ def chat_immutable_part(body: JsonValue) -> ImmutablePart:
     """Return the immutable part of a chat completion body; raise `UndeclaredError`."""
     if not isinstance(body, Mapping):
         raise UndeclaredError("malformed")
-    if any(body.get(field) is not None for field in UNDECLARED_FIELDS):
-        raise UndeclaredError("own-template-or-salt")
+    for field in UNDECLARED_FIELDS:
+        if body.get(field) is not None:
+            raise UndeclaredError("own-template-or-salt", field)
     model = body.get("model")
+    if not isinstance(model, str):
+        raise UndeclaredError("malformed", "model")
     messages = body.get("messages")
-    if not isinstance(model, str) or not _is_list(messages) or not messages:
-        raise UndeclaredError("malformed")
+    if not _is_list(messages) or not messages:
+        raise UndeclaredError("malformed", "messages")
     options = body.get("chat_template_kwargs") or {}
     if not isinstance(options, Mapping):
-        raise UndeclaredError("malformed")
+        raise UndeclaredError("malformed", "chat_template_kwargs")
     return ImmutablePart(model, _leading_system(messages[0]), _tools(body), options)
 
 
 def _leading_system(message: JsonValue) -> str:
     if not isinstance(message, Mapping):
-        raise UndeclaredError("malformed")
+        raise UndeclaredError("malformed", "messages[0]")
     if message.get("role") not in SYSTEM_ROLES:
         return ""
     content = message.get("content")
@@ -68,7 +75,7 @@ def _leading_system(message: JsonValue) -> str:
     if isinstance(content, str):
         return content
     if not _is_list(content):
-        raise UndeclaredError("malformed")
+        raise UndeclaredError("malformed", "messages[0].content")
     return "\n".join(_text_part(part) for part in content)
 
 
@@ -79,7 +86,7 @@ def _text_part(part: JsonValue) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return text
-    raise UndeclaredError("not-text")
+    raise UndeclaredError("not-text", "messages[0].content")
 
 
 def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
@@ -87,7 +94,7 @@ def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
     if tools is None or body.get("tool_choice") == "none":
         return []
     if not _is_list(tools):
-        raise UndeclaredError("malformed")
+        raise UndeclaredError("malformed", "tools")
     return tools
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from promptprefix.payload import Payload
 from promptprefix.schema import Strict, cel, rules
@@ -29,6 +29,7 @@ CATEGORIES = ("promptprefix",)
 
 MAX_TEXT = 262_144
 """Characters of one content field; etcd and the API server cap a whole object near 1.5 MB."""
+MAX_REPLICAS = 10_000
 MAX_PROBLEMS = 10
 MAX_LINT = 20
 
@@ -171,6 +172,15 @@ class LintSettings(Strict):
     )
 
 
+REPLICAS_RULE = f"replicas must be a number from 1 to {MAX_REPLICAS} or the word All"
+
+
+def _number_or_all(value: object) -> object:
+    if value == "All" or (type(value) is int and 1 <= value <= MAX_REPLICAS):
+        return value
+    raise ValueError(REPLICAS_RULE)
+
+
 class PromptPrefixSpec(Strict):
     """Desired state: which text, on which pods, protected how."""
 
@@ -181,15 +191,15 @@ class PromptPrefixSpec(Strict):
     )
     pods: Pods = Field(description="The pods that may hold the prefix.")
     content: Content = Field(description="The declared text.")
-    replicas: Annotated[int, Field(strict=True)] | Literal["All"] = Field(
+    replicas: Annotated[int | Literal["All"], BeforeValidator(_number_or_all)] = Field(
         default="All",
         description="On how many of the selected pods the prefix is held: a number or All.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             **rules(
                 cel(
-                    "type(self) == int ? self >= 1 && self <= 10000 : self == 'All'",
-                    "replicas must be a number from 1 to 10000 or the word All",
+                    f"type(self) == int ? self >= 1 && self <= {MAX_REPLICAS} : self == 'All'",
+                    REPLICAS_RULE,
                 )
             ),
         },
@@ -206,12 +216,6 @@ class PromptPrefixSpec(Strict):
         default=False,
         description="True releases the prefix on all pods and stops warming until false again.",
     )
-
-    @model_validator(mode="after")
-    def _replicas_positive(self) -> PromptPrefixSpec:
-        if isinstance(self.replicas, int) and not 1 <= self.replicas <= 10_000:
-            raise ValueError("replicas must be a number from 1 to 10000 or the word All")
-        return self
 
 
 class Condition(BaseModel):
