@@ -135,9 +135,14 @@ class ApiServer:
 
 
 def _message(data: bytes) -> str:
+    """Return what the API server says; of invalid objects only the fields, never their values."""
     try:
         status = json.loads(data)
     except ValueError:
         return ""
-    message = status.get("message") if isinstance(status, dict) else None
-    return str(message or "")[:_MESSAGE_CHARS]
+    if not isinstance(status, dict):
+        return ""
+    if status.get("reason") == "Invalid":
+        causes = (status.get("details") or {}).get("causes") or ()
+        return f"invalid: {', '.join(str(cause.get('field')) for cause in causes)}"
+    return str(status.get("message") or "")[:_MESSAGE_CHARS]

@@ -34,9 +34,10 @@ def configure_logs(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in ("kopf", "asyncio", "aiohttp.access"):
+    for name in ("kopf", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.INFO, root.level))
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    for name in ("kopf.objects", "aiohttp.access"):  # a line for every reading and request
+        logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
