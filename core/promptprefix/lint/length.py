@@ -17,12 +17,12 @@ def short_prefix(payload: Payload, tokens: int, count: str, model: str) -> Itera
     """Yield a hit if the prefix has few ``tokens``; ``count`` is how a reader sees the number."""
     if tokens >= MIN_TOKENS:
         return
-    of_model = f" of {model}" if model else ""
+    for_model = f" for model {model}" if model else ""
     yield Hit(
         RULE,
         "systemInstructions" if payload.system else "toolDefinitions",
         0,
-        f"{count}{of_model} in the whole prefix, fewer than {MIN_TOKENS}: "
+        f"the whole prefix has {count}{for_model}, fewer than {MIN_TOKENS}: "
         "holding it costs more than computing it",
         "declare more of the text that all requests share, or do without this resource",
         loses=False,

@@ -1,0 +1,193 @@
+"""The declared prefixes of an input: PromptPrefix manifests and chat request bodies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pydantic import ValidationError
+
+from promptprefix.canonical import CanonicalError
+from promptprefix.fingerprint import payload_fingerprint
+from promptprefix.lint import lint_payload
+from promptprefix.payload import CONTENT_FIELDS, Payload, PayloadError
+from promptprefix.request import UndeclaredError, chat_immutable_part
+from promptprefix.resource import (
+    API_VERSION,
+    KIND,
+    LintFinding,
+    LintPolicy,
+    LintSettings,
+    PromptPrefixSpec,
+)
+from promptprefix_cli.input_error import InputError, validation_errors
+
+ConfigMaps: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
+"""ConfigMaps of the input by namespace and name."""
+
+CONFIG_MAP = ("v1", "ConfigMap")
+
+INLINE = {name: f"spec.content.inline.{name}" for name in CONTENT_FIELDS}
+DATA = {name: f"data.{name}" for name in CONTENT_FIELDS}
+BODY = {
+    "systemInstructions": "messages[0].content",
+    "defaultModeSpecs": "messages[0].content",
+    "toolDefinitions": "tools",
+    "chatTemplateOptions": "chat_template_kwargs",
+}
+
+UNDECLARED_WORDS = {
+    "malformed": "is missing or of the wrong type; send what the chat completions API takes",
+    "not-text": "has parts that are no text; only text can be declared",
+    "own-template-or-salt": "makes the request match no declared prefix; leave it out",
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """One declared prefix. ``places`` maps content fields to their places in the document."""
+
+    document: str
+    model: str
+    payload: Payload
+    places: Mapping[str, str]
+    fingerprint: str
+    lint: LintSettings = field(default_factory=LintSettings)
+
+    def findings(self) -> list[LintFinding]:
+        """Return the linter's findings, under the paths of the document."""
+        if self.lint.policy is LintPolicy.OFF:
+            return []
+        found = lint_payload(self.payload, model=self.model, ignore=self.lint.ignore)
+        return [finding.model_copy(update={"path": self.places[finding.path]}) for finding in found]
+
+    def text_at(self, path: str) -> str:
+        """Return the text of the field that stands at ``path`` of the document."""
+        name = next(name for name, place in self.places.items() if place == path)
+        return str(getattr(self.payload, name))
+
+
+def declared_prefixes(
+    documents: Sequence[tuple[str, Any]],
+) -> tuple[list[Declared], list[InputError]]:
+    """Return the prefixes that labelled ``documents`` declare, and what is wrong with others."""
+    found: list[Declared] = []
+    errors: list[InputError] = []
+    objects = list(_objects(documents))
+    config_maps = {
+        (_metadata(item, "namespace"), _metadata(item, "name")): item
+        for _, item in objects
+        if isinstance(item, Mapping) and (item.get("apiVersion"), item.get("kind")) == CONFIG_MAP
+    }
+    for label, item in objects:
+        try:
+            if declared := _declared(label, item, config_maps):
+                found.append(declared)
+        except* InputError as group:
+            errors += [error for error in group.exceptions if isinstance(error, InputError)]
+    if not found and not errors:
+        errors.append(InputError("", "", f"no {KIND} and no chat request body in the input"))
+    return found, errors
+
+
+def _objects(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the documents with their labels; the items of a List bear its label."""
+    for label, document in documents:
+        items = document.get("items") if isinstance(document, Mapping) else None
+        if isinstance(items, list) and str(document.get("kind", "")).endswith("List"):
+            for item in items:
+                yield label, item
+        else:
+            yield label, document
+
+
+def _declared(label: str, item: Any, config_maps: ConfigMaps) -> Declared | None:
+    if not isinstance(item, Mapping):
+        raise InputError(label, "", f"must be a {KIND} manifest or a chat request body")
+    if "kind" not in item:
+        if "messages" in item or "model" in item:
+            return _request(f"{label} (request body)", item)
+        raise InputError(label, "kind", f"is missing; this is no {KIND} and no chat request body")
+    if item["kind"] != KIND:
+        return None
+    name = "/".join(filter(None, (_metadata(item, "namespace"), _metadata(item, "name"))))
+    return _manifest(f"{label} ({KIND} {name})" if name else f"{label} ({KIND})", item, config_maps)
+
+
+def _manifest(document: str, item: Mapping[Any, Any], config_maps: ConfigMaps) -> Declared:
+    if item.get("apiVersion") != API_VERSION:
+        raise InputError(document, "apiVersion", f"must be {API_VERSION}")
+    if not _metadata(item, "name") and not _metadata(item, "generateName"):
+        raise InputError(document, "metadata.name", "is missing; add it")
+    if "spec" not in item:
+        raise InputError(document, "spec", "is missing; add it")
+    try:
+        spec = PromptPrefixSpec.model_validate(item["spec"])
+    except ValidationError as error:
+        complaints = list(validation_errors(document, error, "spec"))
+        raise ExceptionGroup("spec", complaints) from error
+    if spec.content.inline:
+        payload, places = spec.content.inline.payload(), INLINE
+    else:
+        payload, places = _config_map_payload(document, item, spec, config_maps), DATA
+    fingerprint = _fingerprint(document, spec.model, payload, places)
+    return Declared(document, spec.model, payload, places, fingerprint, spec.lint)
+
+
+def _config_map_payload(
+    document: str, item: Mapping[Any, Any], spec: PromptPrefixSpec, config_maps: ConfigMaps
+) -> Payload:
+    reference = spec.content.configMapRef
+    name = reference.name if reference else ""
+    namespace = _metadata(item, "namespace")
+    field = "spec.content.configMapRef.name"
+    config_map = config_maps.get((namespace, name))
+    if config_map is None:
+        where = f" of namespace {namespace}" if namespace else ""
+        message = f"the ConfigMap {name}{where} is not in the input; include its manifest"
+        raise InputError(document, field, message)
+    data = config_map.get("data")
+    if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
+        raise InputError(document, field, f"the ConfigMap {name} must have data, all of it strings")
+    try:
+        return Payload.from_data(data)
+    except PayloadError as error:
+        raise InputError(document, field, f"the ConfigMap {name}: {error}") from error
+
+
+def _request(document: str, body: Mapping[Any, Any]) -> Declared:
+    try:
+        part = chat_immutable_part(body)
+        fingerprint = part.fingerprint
+    except UndeclaredError as error:
+        raise InputError(document, error.field, UNDECLARED_WORDS[error.cause]) from error
+    except CanonicalError as error:
+        raise InputError(document, "", str(error)) from error
+    payload = Payload(
+        systemInstructions=part.system,
+        toolDefinitions=json.dumps(part.tools, ensure_ascii=False),
+        chatTemplateOptions=json.dumps(part.options, ensure_ascii=False),
+    )
+    return Declared(document, part.model, payload, BODY, fingerprint)
+
+
+def _fingerprint(document: str, model: str, payload: Payload, places: Mapping[str, str]) -> str:
+    try:
+        fingerprint = payload_fingerprint(model, payload)
+    except PayloadError as error:
+        message = str(error).removeprefix(f"{error.field}: ")
+        raise InputError(
+            document, places.get(error.field, f"spec.{error.field}"), message
+        ) from error
+    if payload.empty:
+        message = "declares neither a system text nor a tool; add one"
+        raise InputError(document, "spec.content", message)
+    return fingerprint
+
+
+def _metadata(item: Mapping[Any, Any], key: str) -> str:
+    metadata = item.get("metadata")
+    value = metadata.get(key) if isinstance(metadata, Mapping) else None
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,82 @@
+"""The program ``promptprefix``, also installed as ``kubectl promptprefix``.
+
+Exit status: 0 fine, 1 findings, 2 bad usage or input.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from promptprefix_cli.declared import Declared, declared_prefixes
+from promptprefix_cli.input_error import InputError
+from promptprefix_cli.report import Output, fingerprint_report, lint_report
+from promptprefix_cli.stream import read_documents
+
+FINDINGS = 1
+BAD_INPUT = 2
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Files = Annotated[
+    list[Path],
+    typer.Option(
+        "-f",
+        "--filename",
+        metavar="FILE|-",
+        help="PromptPrefix manifests (and the ConfigMaps that they name) in YAML or JSON, or chat "
+        "request bodies in JSON; - reads the standard input. May be given several times.",
+    ),
+]
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="text for people, json or yaml for machines.")
+]
+
+
+@app.callback()
+def program() -> None:
+    """Look at prompt prefixes before they are applied."""
+
+
+@app.command()
+def fingerprint(files: Files, output: OutputOption = Output.TEXT) -> None:
+    """Print the fingerprint of each declared prefix or request body."""
+    typer.echo(fingerprint_report(_read(files), output), nl=False)
+
+
+@app.command()
+def lint(files: Files, output: OutputOption = Output.TEXT) -> None:
+    """Say what keeps declared texts from being reused; exit with 1 if anything does."""
+    results = [(prefix, prefix.findings()) for prefix in _read(files)]
+    typer.echo(lint_report(results, output), nl=False)
+    if any(found for _, found in results):
+        raise typer.Exit(FINDINGS)
+
+
+def _read(files: list[Path]) -> list[Declared]:
+    """Return what the files declare, or print what is wrong with them and end the program."""
+    try:
+        documents = [d for file in files for d in read_documents(str(file), _bytes(file))]
+        prefixes, errors = declared_prefixes(documents)
+    except InputError as unreadable:
+        prefixes, errors = [], [unreadable]
+    for error in errors:
+        typer.echo(f"error: {error}", err=True)
+    if errors:
+        raise typer.Exit(BAD_INPUT)
+    return prefixes
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InputError(str(file), "", f"can't be read: {error.strerror}") from error
