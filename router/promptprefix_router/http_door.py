@@ -60,7 +60,7 @@ class HttpDoor(asyncio.Protocol):
         self._max_body_bytes = max_body_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._finished: list[HttpRequest] = []
+        self._finished: list[tuple[HttpRequest, bool]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -91,15 +91,15 @@ class HttpDoor(asyncio.Protocol):
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             )
         finished, self._finished = self._finished, []
-        for request in finished:
-            self._answer(request)
+        for request, keep_alive in finished:
+            self._answer(request, keep_alive)
 
-    def _answer(self, request: HttpRequest) -> None:
+    def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
         response = self._handler(request)
         if self._transport is None:
             return
         self._transport.write(response.encode())
-        if not self._parser.should_keep_alive():
+        if not keep_alive:
             self._transport.close()
 
     def _refuse(self, status: HTTPStatus) -> None:
@@ -131,14 +131,14 @@ class HttpDoor(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """httptools: the request is whole."""
-        self._finished.append(
-            HttpRequest(
-                method=self._parser.get_method().decode("latin-1"),
-                target=self._target.decode("latin-1"),
-                headers=self._headers,
-                body=b"".join(self._body),
-            )
+        request = HttpRequest(
+            method=self._parser.get_method().decode("latin-1"),
+            target=self._target.decode("latin-1"),
+            headers=self._headers,
+            body=b"".join(self._body),
         )
+        # The parser forgets after this call whether the peer wants to go on.
+        self._finished.append((request, self._parser.should_keep_alive()))
         self._begin()
 
     def _count_head(self, size: int) -> None:

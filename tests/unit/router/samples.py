@@ -1,0 +1,69 @@
+"""Requests and route tables that the router's tests share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from promptprefix.fingerprint import payload_fingerprint
+from promptprefix.payload import Payload
+from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
+from promptprefix_router.routes import Routes
+
+TENANT = "ml"
+MODEL = "m"
+DIGEST = "d1"
+PAYLOAD = Payload(
+    systemInstructions="You are a bot.",
+    toolDefinitions='[{"type":"function","function":{"name":"f","x":1.0}}]',
+)
+
+
+def chat(user: str = "hi", **changes: Any) -> bytes:
+    """Return a chat completion with the declared prefix."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": PAYLOAD.system},
+            {"role": "user", "content": user},
+        ],
+        "tools": [{"type": "function", "function": {"x": 1, "name": "f"}}],
+    }
+    return json.dumps({**body, **changes}).encode()
+
+
+def prefix(name: str = "p", **changes: Any) -> RoutePrefix:
+    """Return the declared prefix."""
+    fields = {
+        "name": name,
+        "tenant": TENANT,
+        "model": MODEL,
+        "fingerprint": payload_fingerprint(MODEL, PAYLOAD),
+        "token_digests": (DIGEST,),
+    }
+    return RoutePrefix.model_validate({**fields, **changes})
+
+
+def endpoint(last: int, **changes: Any) -> RouteEndpoint:
+    """Return the ready endpoint 10.0.0.``last``:8000."""
+    fields = {
+        "pod_uid": f"uid-{last}",
+        "pod": f"vllm-{last}",
+        "namespace": TENANT,
+        "address": f"10.0.0.{last}",
+        "port": 8000,
+        "models": (MODEL,),
+        "ready": True,
+    }
+    return RouteEndpoint.model_validate({**fields, **changes})
+
+
+def table(*endpoints: RouteEndpoint, prefixes: tuple[RoutePrefix, ...] = ()) -> RouteTable:
+    """Return a route table."""
+    revision = Revision(term=1, number=1)
+    return RouteTable(revision=revision, prefixes=prefixes, endpoints=endpoints)
+
+
+def routes(*endpoints: RouteEndpoint, prefixes: tuple[RoutePrefix, ...] = ()) -> Routes:
+    """Return an indexed route table."""
+    return Routes.from_table(table(*endpoints, prefixes=prefixes), TENANT)

@@ -1,0 +1,99 @@
+"""The endpoints file, and the configuration that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from promptprefix_router.bootstrap import bootstrap, write_bootstrap
+from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.settings import RouterSettings
+
+from .samples import endpoint, routes
+
+
+def settings(**changes: Any) -> RouterSettings:
+    """Return settings that no environment changes."""
+    return RouterSettings.model_validate({"tenant": "ml", **changes})
+
+
+def health(folder: Path) -> dict[str, str]:
+    """Return the health of each endpoint as Envoy reads it."""
+    (resource,) = json.loads((folder / "endpoints.json").read_bytes())["resources"]
+    (group,) = resource["endpoints"]
+    return {
+        e["endpoint"]["address"]["socket_address"]["address"]: e["health_status"]
+        for e in group["lb_endpoints"]
+    }
+
+
+def test_it_changes_only_when_the_endpoints_do(tmp_path: Path) -> None:
+    file = EndpointsFile(tmp_path)
+    pods = routes(endpoint(1), endpoint(2, ready=False)).endpoints
+    assert file.write(pods)
+    inode = (tmp_path / "endpoints.json").stat().st_ino
+    assert not file.write(routes(endpoint(2, ready=False), endpoint(1, warm=("d",))).endpoints)
+    assert (tmp_path / "endpoints.json").stat().st_ino == inode
+    assert health(tmp_path) == {"10.0.0.1": "HEALTHY", "10.0.0.2": "UNHEALTHY"}
+    assert [path.name for path in tmp_path.iterdir()] == ["endpoints.json"]
+
+
+def test_an_old_file_stays_in_force(tmp_path: Path) -> None:
+    file = EndpointsFile(tmp_path)
+    assert file.empty
+    assert file.create()
+    assert file.empty
+    file.write(routes(endpoint(1)).endpoints)
+    assert not file.empty
+    assert not file.create()
+    write_bootstrap(settings(), tmp_path)
+    assert health(tmp_path) == {"10.0.0.1": "HEALTHY"}
+
+
+def test_the_bootstrap_follows_the_settings(tmp_path: Path) -> None:
+    made = settings(
+        envoy_admin="http://127.0.0.1:19901",
+        listen_port=18080,
+        stats_port=19902,
+        decision_port=19002,
+        decision_timeout_ms=50,
+        max_request_bytes=2048,
+    )
+    config = bootstrap(made, tmp_path)
+    text = json.dumps(config)
+    assert config["admin"]["address"]["socket_address"] == {
+        "address": "127.0.0.1",
+        "port_value": 19901,
+    }
+    for piece in (
+        '"port_value": 18080',
+        '"port_value": 19902',
+        '"port_value": 19002',
+        '"timeout": "0.05s"',
+        '"max_request_bytes": 2048',
+        f'"path": "{tmp_path}/endpoints.json"',
+    ):
+        assert piece in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenant": ""},
+        {"envoy_admin": "http://10.0.0.1:9901"},
+        {"envoy_admin": "http://127.0.0.1"},
+        {"envoy_admin": "https://127.0.0.1:9901"},
+        {"decision_host": "10.0.0.1"},
+        {"decision_host": "localhost"},
+        {"decision_port": 0},
+        {"max_request_bytes": 10},
+        {"log_level": "loud"},
+    ],
+)
+def test_settings_that_can_not_work_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        settings(**changes)

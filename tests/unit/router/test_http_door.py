@@ -1,0 +1,109 @@
+"""The small HTTP server: bounded, and never surprised by its peer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from promptprefix_router.http_door import MAX_HEAD_BYTES, HttpDoor, HttpRequest, HttpResponse
+
+LIMIT = 100
+
+
+class Wire:
+    """A transport that remembers what was written and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        """Remember ``data``."""
+        self.written += data
+
+    def close(self) -> None:
+        """Remember the end."""
+        self.closed = True
+
+
+class Conversation:
+    """A door with a handler that records and answers with the body's length."""
+
+    def __init__(self) -> None:
+        self.requests: list[HttpRequest] = []
+        self.wire = Wire()
+        self.door = HttpDoor(self._handle, LIMIT)
+        self.door.connection_made(cast("asyncio.Transport", self.wire))
+
+    def _handle(self, request: HttpRequest) -> HttpResponse:
+        self.requests.append(request)
+        return HttpResponse(200, (("x-length", str(len(request.body))),))
+
+    @property
+    def statuses(self) -> list[bytes]:
+        """Status codes of the answers."""
+        return [part.split()[0] for part in self.wire.written.split(b"HTTP/1.1 ")[1:]]
+
+
+POST = (
+    b"POST /v1/x?q=1 HTTP/1.1\r\nHost: h\r\nX-Twice: 1\r\nx-twice: 2\r\n"
+    b"content-length: 5\r\n\r\nhello"
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.lists(st.integers(0, len(POST)), max_size=6))
+def test_pieces_do_not_matter(cuts: list[int]) -> None:
+    talk = Conversation()
+    places = [0, *sorted(cuts), len(POST)]
+    for start, end in itertools.pairwise(places):
+        talk.door.data_received(POST[start:end])
+    (request,) = talk.requests
+    assert (request.method, request.path, request.target) == ("POST", "/v1/x", "/v1/x?q=1")
+    assert request.headers[b"x-twice"] == b"1"
+    assert request.body == b"hello"
+    assert talk.wire.written == b"HTTP/1.1 200 OK\r\nx-length: 5\r\ncontent-length: 0\r\n\r\n"
+    assert not talk.wire.closed
+
+
+def test_a_connection_serves_many_requests() -> None:
+    talk = Conversation()
+    for _ in range(3):
+        talk.door.data_received(POST)
+    assert talk.statuses == [b"200"] * 3
+
+
+def test_the_peer_may_close() -> None:
+    talk = Conversation()
+    talk.door.data_received(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
+    assert talk.statuses == [b"200"]
+    assert talk.wire.closed
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01 not http\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\ncontent-length: 101\r\n\r\n" + b"x" * 101, b"413"),
+        (b"GET / HTTP/1.1\r\na: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n", b"413"),
+        (b"GET / HTTP/1.1\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", b"400"),
+    ],
+)
+def test_what_is_too_large_or_no_http_ends_the_connection(data: bytes, status: bytes) -> None:
+    talk = Conversation()
+    talk.door.data_received(data)
+    assert talk.statuses == [status]
+    assert talk.wire.closed
+
+
+def test_a_peer_that_left_gets_no_answer() -> None:
+    talk = Conversation()
+    talk.door.connection_lost(None)
+    talk.door.data_received(POST)
+    assert talk.wire.written == b""

@@ -1,0 +1,85 @@
+"""What a request stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from promptprefix_router.matching import (
+    FingerprintMemo,
+    Match,
+    Matcher,
+    MatchKind,
+    Question,
+)
+from promptprefix_router.request_head import read_chat
+
+from .samples import DIGEST, MODEL, chat, endpoint, prefix, routes
+
+PATH = "/v1/chat/completions"
+DIGESTS = frozenset({DIGEST})
+TABLE = routes(endpoint(1), prefixes=(prefix(),))
+FOUND = Match(MatchKind.FINGERPRINT, MODEL, DIGESTS)
+NAMED = Match(MatchKind.HEADER, MODEL, DIGESTS)
+UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (Question(PATH, chat()), FOUND),
+        (Question(PATH, chat(), prefix_name="p"), NAMED),
+        (Question(PATH, chat(tools=[]), prefix_name="p"), NAMED),
+        (Question(PATH, chat(), prefix_name="unknown"), FOUND),
+        (Question(PATH, chat(model="x"), prefix_name="p"), Match(MatchKind.UNDECLARED, "x")),
+        (Question(PATH, chat(tools=[])), UNDECLARED),
+        (Question(PATH, chat(cache_salt="mine")), UNDECLARED),
+        (Question(PATH, chat()[:-1] + b',"model":"m"}'), UNDECLARED),
+        (Question(PATH, chat()[:-1] + b',"x":{"model":"m"}}'), FOUND),
+        (Question(PATH, chat()[:-1] + b',"tools":[]}'), UNDECLARED),
+        (Question(PATH, chat()[:-1]), Match(MatchKind.MALFORMED)),
+        (Question("/v1/completions", b'{"model":"m","prompt":"x"}'), UNDECLARED),
+        (Question("/v1/completions", b'{"model":"m","messages":3}'), UNDECLARED),
+        (Question("/v1/messages", chat(), prefix_name="p"), NAMED),
+        (Question("/v1/messages", b"\xff"), Match(MatchKind.MALFORMED)),
+        (Question(PATH, chat()[:20], partial=True), Match(MatchKind.PARTIAL, MODEL)),
+        (Question(PATH, b'{"model":"zz","', partial=True), Match(MatchKind.PARTIAL)),
+        (Question(PATH, b"", partial=True, prefix_name="p"), NAMED),
+    ],
+)
+def test_the_table(question: Question, expected: Match) -> None:
+    assert Matcher(FingerprintMemo(8)).match(question, TABLE) == expected
+
+
+def test_both_versions_of_a_rollout_are_matched_by_name() -> None:
+    table = routes(prefixes=(prefix(), prefix(fingerprint="pp1:x", token_digests=("d2",))))
+    match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat(), prefix_name="p"), table)
+    assert match.digests == {DIGEST, "d2"}
+
+
+def test_nothing_is_computed_for_a_model_without_prefixes() -> None:
+    memo = FingerprintMemo(8)
+    Matcher(memo).match(Question(PATH, chat(model="x")), TABLE)
+    assert (memo.hits, memo.misses) == (0, 0)
+
+
+def test_the_memo_remembers_and_stays_small() -> None:
+    memo = FingerprintMemo(2)
+    heads = [read_chat(chat(chat_template_kwargs={"n": n})) for n in range(3)]
+    first = memo.fingerprint(heads[0])
+    assert memo.fingerprint(heads[0]) == first
+    memo.fingerprint(heads[1])
+    memo.fingerprint(heads[0])
+    memo.fingerprint(heads[2])
+    assert len(memo) == 2
+    assert (memo.hits, memo.misses) == (2, 3)
+    memo.fingerprint(heads[0])
+    assert memo.hits == 3
+    memo.fingerprint(heads[1])
+    assert memo.misses == 4
+
+
+def test_the_memo_also_remembers_what_has_no_fingerprint() -> None:
+    memo = FingerprintMemo(2)
+    head = read_chat(chat(tools=[2**60]))
+    assert memo.fingerprint(head) == memo.fingerprint(head) == ""
+    assert (memo.hits, memo.misses) == (1, 1)

@@ -1,0 +1,111 @@
+"""The picker answers every question: no input makes it fail."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from promptprefix_router.http_door import HttpRequest, HttpResponse
+from promptprefix_router.load import LoadLedger
+from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import DECISION_HEADER, DESTINATION_HEADER, Picker
+
+from .samples import DIGEST, chat, endpoint, prefix, routes
+
+LIMIT = 4096
+
+
+@pytest.fixture(scope="module")
+def picker() -> Picker:
+    """Return a picker with two endpoints, one of them warm."""
+    memo = FingerprintMemo(16)
+    metrics = RouterMetrics(memo, time.monotonic)
+    made = Picker(Matcher(memo), LoadLedger(), metrics, time.perf_counter, LIMIT)
+    made.use(routes(endpoint(1, warm=(DIGEST,)), endpoint(2), prefixes=(prefix(),)))
+    return made
+
+
+def ask(
+    picker: Picker, body: bytes, path: str = "/v1/chat/completions", **headers: str
+) -> HttpResponse:
+    """Ask about a request."""
+    raw = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return picker.answer(HttpRequest("POST", f"{path}?a=b", raw, body))
+
+
+def test_a_warm_endpoint_is_named(picker: Picker) -> None:
+    assert ask(picker, chat()).headers == (
+        (DECISION_HEADER, "warm;match=fingerprint"),
+        (DESTINATION_HEADER, "10.0.0.1:8000"),
+    )
+
+
+def test_a_cut_body_is_partial_even_if_envoy_does_not_say_so(picker: Picker) -> None:
+    body = chat("x" * LIMIT)[:LIMIT]
+    assert dict(ask(picker, body).headers)[DECISION_HEADER] == "least-loaded;match=partial"
+
+
+def test_the_header_of_envoy_says_partial(picker: Picker) -> None:
+    response = ask(picker, chat()[:-9], x_envoy_auth_partial_body="true")
+    assert dict(response.headers)[DECISION_HEADER] == "least-loaded;match=partial"
+
+
+def test_a_command_is_refused_in_the_shape_of_openai(picker: Picker) -> None:
+    response = ask(picker, b'{"vllm_xargs":{"promptprefix":"secret"}}')
+    assert response.status == 403
+    error = json.loads(response.body)["error"]
+    assert error["code"] == "engine_command_refused"
+    assert "secret" not in response.body.decode()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+fields = st.sampled_from(
+    ["model", "messages", "tools", "tool_choice", "chat_template_kwargs", "vllm_xargs", "documents"]
+)
+bodies = st.one_of(
+    st.binary(max_size=200),
+    st.dictionaries(fields, json_values).map(lambda body: json.dumps(body).encode()),
+    st.dictionaries(fields, json_values).map(lambda body: json.dumps(body).encode("utf-16")),
+    st.tuples(st.integers(0, 400), st.binary(max_size=3)).map(
+        lambda cut: chat()[: cut[0]] + cut[1] + chat()[cut[0] :]
+    ),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    body=bodies,
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/messages", "/"]),
+    name=st.text(st.characters(max_codepoint=255), max_size=9),
+)
+@example(body=b"[" * 100_000, path="/v1/chat/completions", name="")
+@example(body=b'{"model":' * 50_000, path="/v1/completions", name="p")
+@example(
+    body=b'{"model":"m","messages":[' + b"[" * 500 + b"]" * 500 + b"]}",
+    path="/v1/chat/completions",
+    name="",
+)
+@example(
+    body=b'{"model":"m","messages":[{}],"tools":[' + b"1" * 3000 + b"]}",
+    path="/v1/chat/completions",
+    name="",
+)
+@example(
+    body=b'{"model":"m","messages":[{"role":"system","content":"\\ud800"}]}',
+    path="/v1/chat/completions",
+    name="",
+)
+def test_no_input_makes_it_fail(picker: Picker, body: bytes, path: str, name: str) -> None:
+    request = HttpRequest("POST", path, {b"x-promptprefix": name.encode("latin-1")}, body)
+    response = picker.answer(request)
+    assert response.status in (200, 403)
+    assert response.encode().startswith(b"HTTP/1.1 ")

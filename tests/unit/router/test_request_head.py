@@ -1,0 +1,150 @@
+"""What is read of a body, and that the memo's key never joins what differs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from promptprefix.canonical import CanonicalError, parse_json
+from promptprefix.request import UndeclaredError, chat_immutable_part
+from promptprefix_router.request_head import (
+    MalformedError,
+    guess_model,
+    read_chat,
+    read_model,
+)
+
+from .samples import MODEL, PAYLOAD, chat, prefix
+
+
+def test_the_fingerprint_is_the_declared_one() -> None:
+    assert read_chat(chat()).fingerprint() == prefix().fingerprint
+
+
+def test_the_key_ignores_what_follows_the_first_message() -> None:
+    assert read_chat(chat("a", temperature=0.1)).key == read_chat(chat("b")).key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "n"},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"chat_template": "x"},
+        {"documents": [{}]},
+        {"cache_salt": "s"},
+        {"messages": [{"role": "system", "content": "other"}]},
+    ],
+)
+def test_the_key_covers_what_decides(changes: dict[str, Any]) -> None:
+    assert read_chat(chat(**changes)).key != read_chat(chat()).key
+
+
+def test_parts_can_not_run_into_each_other() -> None:
+    one = read_chat(b'{"model":"m","messages":[{}],"tools":[],"documents":[]}')
+    two = read_chat(b'{"model":"m","messages":[{}],"tools":[]}')
+    assert one.key != two.key
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"model":"m"}',
+        b'{"messages":[{}]}',
+        b'{"model":1,"messages":[{}]}',
+        b'{"model":"m","messages":{}}',
+        b'{"model":"m","messages":[]}',
+        b'{"model":"m","messages":"x"}',
+        b"[" * 100_000,
+        b'{"model":"m","messages":[{}],"x":' + b"[" * 100_000,
+        chat().decode().encode("utf-16"),
+    ],
+)
+def test_what_is_no_chat_is_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        read_chat(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","model":"m","messages":[{}]}',
+        b'{"model":"m","messages":[{}],"tool\\u0073":[]}',
+        b'{"model":"m","messages":[{}],"x":{"tools":1},"tools":[]}',
+    ],
+)
+def test_doubtful_names_are_noticed(body: bytes) -> None:
+    assert read_chat(body).ambiguous
+
+
+def test_ordinary_escapes_are_not_doubtful() -> None:
+    assert not read_chat(chat("\u00e9 \u4f60 \x1b tools")).ambiguous
+
+
+def test_the_model_of_any_request() -> None:
+    assert read_model(b'{"prompt":"x","model":"a/b"}') == "a/b"
+    with pytest.raises(MalformedError):
+        read_model(b'{"prompt":"x"}')
+
+
+@pytest.mark.parametrize(
+    ("start", "model"),
+    [
+        (b'{"model": "a/b", "messages": [{"ro', "a/b"),
+        (b'{"messages": [{"ro', None),
+        (b'{"model": "\xff"', "\ufffd"),
+        (b"", None),
+    ],
+)
+def test_a_guess_from_the_first_part(start: bytes, model: str | None) -> None:
+    assert guess_model(start) == model
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+bodies = st.fixed_dictionaries(
+    {"model": st.just(MODEL) | json_values, "messages": st.lists(json_values, max_size=2)},
+    optional={
+        "tools": json_values,
+        "tool_choice": st.just("none") | json_values,
+        "chat_template_kwargs": json_values,
+        "documents": st.none() | json_values,
+    },
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(body=bodies)
+def test_slices_mean_what_the_whole_body_means(body: dict[str, Any]) -> None:
+    """Reading only the parts gives the fingerprint of the strict reading of everything."""
+    raw = json.dumps(body).encode()
+    try:
+        expected = chat_immutable_part(parse_json(raw)).fingerprint
+    except (CanonicalError, UndeclaredError):
+        expected = ""
+    try:
+        found = read_chat(raw).fingerprint()
+    except (MalformedError, CanonicalError, UndeclaredError):
+        found = ""
+    # A second message without a canonical form does not concern the prefix.
+    assert found == expected or (expected == "" and len(body["messages"]) == 2)
+
+
+def test_the_declared_text_is_matched_in_another_spelling() -> None:
+    text = PAYLOAD.system.replace("\n", "\r\n")
+    messages = [{"role": "developer", "content": [{"type": "text", "text": text}]}]
+    assert read_chat(chat(messages=messages)).fingerprint() == prefix().fingerprint

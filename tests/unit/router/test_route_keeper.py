@@ -1,0 +1,134 @@
+"""What a new route table does, and what an empty one does not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.load import LoadLedger
+from promptprefix_router.load_reader import LoadFormatError, parse_reading
+from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import Picker
+from promptprefix_router.route_keeper import EMPTY_GRACE_S, RouteKeeper
+
+from .samples import TENANT, endpoint, prefix, table
+
+
+@dataclass
+class Stand:
+    """A keeper with a clock of its own."""
+
+    folder: Path
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        """Build the parts."""
+        memo = FingerprintMemo(4)
+        self.metrics = RouterMetrics(memo, lambda: self.now)
+        self.picker = Picker(Matcher(memo), LoadLedger(), self.metrics, time.perf_counter, 4096)
+        self.file = EndpointsFile(self.folder)
+        self.keeper = RouteKeeper(self.picker, self.file, self.metrics, TENANT, lambda: self.now)
+
+    @property
+    def known(self) -> list[str]:
+        """Hosts by which the picker decides."""
+        return [e.host for e in self.picker.routes.endpoints]
+
+    def metric(self, line: str) -> bool:
+        """Return whether the metrics have ``line``."""
+        return f"promptprefix_router_{line}\n" in generate_latest(self.metrics.registry).decode()
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Stand:
+    """Return a keeper in an empty folder."""
+    return Stand(tmp_path)
+
+
+def test_a_table_goes_to_the_file_and_to_the_picker(stand: Stand) -> None:
+    stand.keeper.accept(table(endpoint(1), endpoint(2, ready=False), prefixes=(prefix(),)))
+    assert stand.known == ["10.0.0.1", "10.0.0.2"]
+    assert not stand.file.empty
+    assert stand.metric('endpoints{state="known"} 2.0')
+    assert stand.metric('endpoints{state="ready"} 1.0')
+    assert stand.metric("prefixes 1.0")
+
+
+def test_the_age_counts_from_the_last_confirmation(stand: Stand) -> None:
+    assert stand.metric("route_table_age_seconds +Inf")
+    stand.keeper.accept(table(endpoint(1)))
+    stand.now += 40
+    assert stand.metric("route_table_age_seconds 40.0")
+    stand.keeper.confirm()
+    assert stand.metric("route_table_age_seconds 0.0")
+
+
+def test_an_empty_pool_must_last(stand: Stand) -> None:
+    stand.keeper.accept(table(endpoint(1)))
+    stand.keeper.accept(table())
+    stand.now += EMPTY_GRACE_S - 1
+    stand.keeper.confirm()
+    stand.keeper.accept(table(prefixes=(prefix(),)))
+    assert stand.known == ["10.0.0.1"]
+    stand.now += 1
+    stand.keeper.confirm()
+    assert stand.known == []
+    assert stand.file.empty
+
+
+def test_endpoints_that_come_back_end_the_wait(stand: Stand) -> None:
+    stand.keeper.accept(table(endpoint(1)))
+    stand.keeper.accept(table())
+    stand.keeper.accept(table(endpoint(2)))
+    stand.now += 2 * EMPTY_GRACE_S
+    stand.keeper.confirm()
+    assert stand.known == ["10.0.0.2"]
+
+
+def test_an_empty_pool_does_not_wipe_the_file_of_a_former_run(stand: Stand) -> None:
+    stand.keeper.accept(table(endpoint(1)))
+    successor = Stand(stand.folder)
+    successor.keeper.accept(table())
+    assert not successor.file.empty
+
+
+def test_the_load_is_read_from_envoys_clusters() -> None:
+    reading = parse_reading(
+        b"""{"cluster_statuses":[
+          {"name":"picker","host_statuses":[{"address":{"socket_address":{"address":"127.0.0.1"}}}]},
+          {"name":"engines","host_statuses":[
+            {"address":{"socket_address":{"address":"10.0.0.1","port_value":8000}},
+             "stats":[{"name":"cx_active","value":"9","type":"GAUGE"},
+                      {"name":"rq_active","value":"3","type":"GAUGE"}],
+             "health_status":{"eds_health_status":"HEALTHY"}},
+            {"address":{"socket_address":{"address":"fd00::1","port_value":8000}},
+             "stats":[{"name":"rq_active","type":"GAUGE"}],
+             "health_status":{"failed_active_health_check":true}}]}]}"""
+    )
+    assert reading.active == {"10.0.0.1:8000": 3, "[fd00::1]:8000": 0}
+    assert reading.unhealthy == {"[fd00::1]:8000"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"cluster_statuses":3}',
+        b'{"cluster_statuses":[{"name":"engines","host_statuses":[{"stats":'
+        b'[{"name":"rq_active","value":"x"}]}]}]}',
+    ],
+)
+def test_another_answer_is_no_reading(body: bytes) -> None:
+    with pytest.raises(LoadFormatError):
+        parse_reading(body)
+
+
+def test_no_answer_of_envoy_is_an_empty_reading() -> None:
+    assert parse_reading(b"{}").active == {}
