@@ -7,13 +7,14 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import httpx
 from aiohttp import web
 
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
-from promptprefix_sidecar.contents import Contents
+from promptprefix_sidecar.contents import Contents, ContentSource
 from promptprefix_sidecar.control_client import ControlClient
 from promptprefix_sidecar.engine_api import EngineApi
 from promptprefix_sidecar.executor import Executor
@@ -29,7 +30,7 @@ from promptprefix_sidecar.residency import Toucher
 from promptprefix_sidecar.server import make_app
 from promptprefix_sidecar.settings import Settings
 from promptprefix_sidecar.state import Address
-from promptprefix_sidecar.sync import SyncLoop
+from promptprefix_sidecar.sync import ControlApi, SyncLoop
 from promptprefix_sidecar.watcher import Watcher
 
 ENGINE_CONNECTIONS = 16
@@ -67,8 +68,12 @@ class Sidecar:
             self.contents.keep(frozenset(r.placement.content_digest for r in records if r.wanted))
 
 
+class Control(ControlApi, ContentSource, Protocol):
+    """All that the sidecar asks of the operator."""
+
+
 def build_sidecar(
-    settings: Settings, engine_client: httpx.AsyncClient, control: ControlClient, clock: Clock
+    settings: Settings, engine_client: httpx.AsyncClient, control: Control, clock: Clock
 ) -> Sidecar:
     """Put the parts together."""
     board, metrics = Board(), Metrics()

@@ -1,0 +1,48 @@
+"""Reading the engine's metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from promptprefix_sidecar.exposition import EngineMetrics, ExpositionError, read_exposition
+
+PAGE = """\
+# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1.79596209562e+09
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="demo"} 2.0
+vllm:num_requests_waiting{engine="1",model_name="demo"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="demo",reason="capacity"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="demo"} 0.5
+vllm:prefix_cache_queries_total{engine="0",model_name="demo"} 1.234567e+06
+vllm:prefix_cache_queries_created{engine="0",model_name="demo"} 1.7959621962586079e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="demo"} 64.0
+vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="128"} 1.0
+vllm:e2e_request_latency_seconds_bucket{le="0.3",model_name="demo"} 1.0
+"""
+
+
+def test_the_known_series_are_read() -> None:
+    assert read_exposition(PAGE) == EngineMetrics(
+        start_time="1795962095.62",
+        block_size=32,
+        blocks_total=128,
+        prefix_caching=True,
+        cache_usage=0.5,
+        waiting=3,
+        cache_hits=64,
+        cache_queries=1_234_567,
+    )
+
+
+def test_what_is_missing_is_unknown() -> None:
+    assert read_exposition("") == EngineMetrics()
+    odd = 'vllm:cache_config_info{block_size="None",enable_prefix_caching="False"} 1\n'
+    assert read_exposition(odd) == EngineMetrics(prefix_caching=False)
+
+
+def test_a_broken_page_is_refused() -> None:
+    with pytest.raises(ExpositionError, match="metrics can't be read"):
+        read_exposition("vllm:num_requests_waiting{engine= nonsense\n")

@@ -1,0 +1,113 @@
+"""A fake of the operator's control API, in process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from promptprefix.payload import Payload
+from promptprefix.resource import Pinning
+from promptprefix.wire import (
+    Phase,
+    Placement,
+    PlacementState,
+    Revision,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+)
+from promptprefix_sidecar.control_client import ControlError, ControlStatusError
+
+
+class FakeControl:
+    """Answers as the operator does: at once if the revision is old, else when something changes."""
+
+    def __init__(self) -> None:
+        self.placements: tuple[Placement, ...] = ()
+        self.payloads: dict[str, Payload] = {}
+        self.number = 0
+        self.error: ControlError | None = None
+        self.states: list[SidecarState] = []
+        self.reconnects = 0
+        self._changed = asyncio.Condition()
+
+    async def want(self, placements: Iterable[Placement]) -> None:
+        """Change the desired set."""
+        async with self._changed:
+            self.placements = tuple(placements)
+            self.number += 1
+            self._changed.notify_all()
+
+    async def fail(self, error: ControlError | None) -> None:
+        """Answer with an error from now on, open polls too; None ends it."""
+        async with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def placement(
+        self, name: str, payload: Payload, *, pinning: Pinning = Pinning.HARD, priority: int = 0
+    ) -> Placement:
+        """Return a placement whose content can be fetched."""
+        self.payloads[payload.digest] = payload
+        return Placement(
+            id=f"{name}/{payload.digest[:8]}",
+            namespace="ml",
+            name=name,
+            model="demo",
+            fingerprint="pp1:sha256:0",
+            content_digest=payload.digest,
+            pinning=pinning,
+            priority=priority,
+        )
+
+    async def state(
+        self,
+        placement_id: str,
+        phase: Phase = Phase.WARM,
+        where: Callable[[PlacementState], bool] = lambda _: True,
+    ) -> PlacementState:
+        """Wait until a placement is reported in this phase; return its state."""
+        async with self._changed:
+            while True:
+                for state in self.states[-1:]:
+                    for placement in state.placements:
+                        if (
+                            placement.id == placement_id
+                            and placement.phase is phase
+                            and where(placement)
+                        ):
+                            return placement
+                await self._changed.wait()
+
+    async def gone(self, placement_id: str) -> None:
+        """Wait until a placement is no longer reported."""
+        async with self._changed:
+            while not self.states or any(
+                placement.id == placement_id for placement in self.states[-1].placements
+            ):
+                await self._changed.wait()
+
+    async def sync(self, request: SyncRequest) -> SyncResponse | None:
+        async with self._changed:
+            if self.error is not None:
+                raise self.error
+            self.states.append(request.state)
+            self._changed.notify_all()
+            while request.revision is not None and request.revision.number == self.number:
+                await self._changed.wait()
+                if self.error is not None:
+                    raise self.error
+            return SyncResponse(
+                revision=Revision(term=1, number=self.number), placements=self.placements
+            )
+
+    async def content(self, digest: str) -> Payload:
+        if self.error is not None:
+            raise self.error
+        try:
+            return self.payloads[digest]
+        except KeyError:
+            raise ControlStatusError(404, "/v1/content") from None
+
+    async def reconnect(self) -> None:
+        self.reconnects += 1

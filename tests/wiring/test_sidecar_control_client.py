@@ -1,0 +1,226 @@
+"""The control client over real TLS on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from promptprefix.payload import Payload
+from promptprefix.wire import EngineState, Revision, SidecarState, SyncRequest, SyncResponse
+from promptprefix_sidecar.control_client import ControlClient, ControlError, ControlStatusError
+
+QUESTION = SyncRequest(
+    state=SidecarState(engine=EngineState(healthy=True, address="10.0.0.7", port=8000))
+)
+TEXT = Payload(systemInstructions="Be brief.")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A self-signed certificate for loopback: CA and server in one."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.folder.name)])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+                critical=False,
+            )
+            .sign(key, hashes.SHA256())
+        )
+        self.folder.mkdir()
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        (self.folder / "key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "crt"
+
+    def server_context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.folder / "key")
+        return context
+
+
+@dataclass
+class FakeOperator:
+    """Answers every request with the next of ``answers``."""
+
+    answers: list[web.Response] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen.append((request.path, request.headers["authorization"]))
+        return self.answers.pop(0)
+
+
+@pytest.fixture
+def operator() -> FakeOperator:
+    return FakeOperator()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    operator: FakeOperator, authority: Authority, port: int = 0
+) -> AsyncIterator[int]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", operator.answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=authority.server_context())
+    await site.start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int, ca_file: Path, token_file: Path) -> AsyncIterator[ControlClient]:
+    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{port}", verify=context, trust_env=False
+        )
+
+    client = ControlClient(connect, ca_file=ca_file, token_file=token_file)
+    try:
+        yield client
+    finally:
+        await client.reconnect()
+
+
+def reply(model: SyncResponse | Payload) -> web.Response:
+    return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
+
+
+async def test_desired_sets_and_contents_come_with_the_token_of_the_moment(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    answer = SyncResponse(revision=Revision(term=1, number=2), placements=())
+    operator.answers = [reply(answer), web.Response(status=204), reply(TEXT)]
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.certificate, token) as client,
+    ):
+        assert await client.sync(QUESTION) == answer
+        assert await client.sync(QUESTION) is None
+        token.write_text("second")
+        assert await client.content(TEXT.digest) == TEXT
+    assert operator.seen == [
+        ("/v1/sidecar/sync", "Bearer first"),
+        ("/v1/sidecar/sync", "Bearer first"),
+        (f"/v1/content/{TEXT.digest}", "Bearer second"),
+    ]
+
+
+async def test_a_renewed_authority_is_trusted_without_a_restart(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    ca_file, token = tmp_path / "ca.crt", tmp_path / "token"
+    ca_file.write_bytes(old.certificate.read_bytes())
+    token.write_text("t")
+    operator.answers = [web.Response(status=204), web.Response(status=204)]
+    async with serving(operator, old) as port, connected(port, ca_file, token) as client:
+        await client.sync(QUESTION)
+    async with serving(operator, new) as port, connected(port, ca_file, token) as client:
+        with pytest.raises(ControlError, match="certificate") as caught:
+            await client.sync(QUESTION)
+        assert caught.value.kind == "unreachable"
+        ca_file.write_bytes(new.certificate.read_bytes())
+        await client.sync(QUESTION)
+    assert len(operator.seen) == 2
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "no certificate", "-----BEGIN CERTIFICATE-----\nx"])
+async def test_without_an_authority_nothing_is_trusted(tmp_path: Path, text: str) -> None:
+    ca_file, token = tmp_path / "ca.crt", tmp_path / "token"
+    ca_file.write_text(text)
+    token.write_text("t")
+    async with connected(9, ca_file, token) as client:
+        with pytest.raises(ControlError, match="not a PEM certificate"):
+            await client.sync(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (web.Response(status=401), "http-401"),
+        (web.Response(status=409), "http-409"),
+        (web.Response(text="{}"), "unreadable"),
+        (web.Response(text="nonsense"), "unreadable"),
+    ],
+)
+async def test_a_bad_answer_has_a_kind(
+    operator: FakeOperator, tmp_path: Path, answer: web.Response, kind: str
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [answer]
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.certificate, token) as client,
+    ):
+        with pytest.raises(ControlError) as caught:
+            await client.sync(QUESTION)
+    assert caught.value.kind == kind
+    assert isinstance(caught.value, ControlStatusError) is kind.startswith("http-")
+
+
+async def test_content_with_another_digest_is_refused_without_being_quoted(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [reply(TEXT), web.Response(text='{"systemInstructions": 4711}')]
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.certificate, token) as client,
+    ):
+        for _ in range(2):
+            with pytest.raises(ControlError) as caught:
+                await client.content("0" * 64)
+            assert "4711" not in f"{caught.value}{caught.value.__cause__}"
+
+
+async def test_a_missing_token_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    async with connected(9, authority.certificate, tmp_path / "none") as client:
+        with pytest.raises(ControlError, match=r"the token .*none can't be read"):
+            await client.sync(QUESTION)
