@@ -1,0 +1,94 @@
+"""Messages of the control API survive JSON, and bear what a newer peer adds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from promptprefix.resource import Pinning
+from promptprefix.wire import (
+    EngineState,
+    Phase,
+    Placement,
+    PlacementState,
+    Revision,
+    RouteEndpoint,
+    RoutePrefix,
+    RouteTable,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+    Wire,
+)
+
+ENGINE = EngineState(
+    healthy=True,
+    address="10.0.0.1",
+    port=8000,
+    models=("m",),
+    epoch="e1",
+    block_size=32,
+    capabilities=("hard-pins",),
+)
+STATE = PlacementState(
+    id="a", phase=Phase.WARM, pinned=Pinning.HARD, tokens=64, last_hit=1.5, warm_seconds=0.25
+)
+PLACEMENT = Placement(
+    id="a",
+    namespace="ml",
+    name="p",
+    model="m",
+    fingerprint="pp1:sha256:00",
+    content_digest="00",
+    pinning=Pinning.SOFT,
+    priority=-1,
+)
+PREFIX = RoutePrefix(name="p", tenant="ml", model="m", fingerprint="f", token_digests=("d",))
+ENDPOINT = RouteEndpoint(
+    pod_uid="u",
+    pod="v",
+    namespace="ml",
+    address="10.0.0.1",
+    port=8000,
+    models=("m",),
+    ready=True,
+    warm=("d",),
+)
+REVISION = Revision(term=1, number=2)
+
+MESSAGES: tuple[Wire, ...] = (
+    SyncRequest(state=SidecarState(engine=ENGINE)),
+    SyncRequest(revision=REVISION, state=SidecarState(engine=ENGINE, placements=(STATE,))),
+    SyncResponse(revision=REVISION, placements=()),
+    SyncResponse(revision=REVISION, placements=(PLACEMENT,)),
+    RouteTable(revision=REVISION, prefixes=(PREFIX,), endpoints=(ENDPOINT,)),
+)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_round_trip(message: Wire) -> None:
+    assert type(message).model_validate_json(message.model_dump_json()) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_what_a_newer_peer_adds_is_ignored(message: Wire) -> None:
+    body = {**json.loads(message.model_dump_json()), "news": [1]}
+    assert type(message).model_validate_json(json.dumps(body)) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "[]", "{}", '{"state": {}}', '{"state": {"engine": {"healthy": true}}}'],
+)
+def test_malformed_questions_are_refused(body: str) -> None:
+    with pytest.raises(ValidationError):
+        SyncRequest.model_validate_json(body)
+
+
+@given(st.builds(PlacementState))
+def test_any_state_of_a_placement_survives(state: PlacementState) -> None:
+    assert PlacementState.model_validate_json(state.model_dump_json()) == state
