@@ -50,12 +50,16 @@ CLOCK = re.compile(r"(?<![\w:.-])\d{1,2}:\d{2}(?![\w-])")
 EPOCH = re.compile(r"(?<![\w.])(?:1[5-9]|20)\d{8}(?:\d{3})?(?![\w.])")
 
 NOW = re.compile(
-    r"\b(?:today|now|current|currently|generated|rendered|as of|right now)\b"
+    r"(?<![a-z])(?:today|now|current|currently|generated|rendered|as of)(?![a-z])"
     r"|^\W*(?:date|time|datetime|timestamp)\b",
     re.IGNORECASE,
 )
-NOW_TIME = re.compile(r"\b(?:current|local|server) time\b|\bit is now\b|^\W*time\b", re.IGNORECASE)
-NOW_EPOCH = re.compile(r"(?:\b|_)(?:timestamp|epoch|unix|time|now|ts|generated)\b", re.IGNORECASE)
+NOW_TIME = re.compile(
+    r"(?<![a-z])(?:current|local|server)[ _]time(?![a-z])|\bit is now\b|^\W*time\b", re.IGNORECASE
+)
+NOW_EPOCH = re.compile(
+    r"(?<![a-z])(?:timestamp|epoch|unix|time|now|ts|generated)(?![a-z])", re.IGNORECASE
+)
 
 FIXED = re.compile(
     r"\b(?:e\.g|examples?|instance|such as|like|formats?|formatted|pattern|default|const"

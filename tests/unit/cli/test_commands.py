@@ -27,7 +27,7 @@ def run(command: str, *arguments: str, text: str | bytes = "") -> tuple[int, str
     return result.exit_code, result.stdout, result.stderr
 
 
-def prefix(name: str = "p", **spec: Any) -> str:
+def prefix(name: str = "p", /, **spec: Any) -> str:
     """Return a manifest with fields of its spec replaced."""
     good: dict[str, Any] = {
         "model": "m",
