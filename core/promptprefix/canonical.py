@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import rfc8785
 
+from promptprefix.jcs import jcs
+
 JsonValue: TypeAlias = (
     "str | int | float | bool | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 )
@@ -111,7 +113,7 @@ def _shown(key: str) -> str:
 def canonical_bytes(value: JsonValue) -> bytes:
     """Return the RFC 8785 serialisation of the canonical ``value``, in UTF-8."""
     try:
-        return rfc8785.dumps(canonical_value(value))
+        return jcs(canonical_value(value))
     except rfc8785.CanonicalizationError as error:
         raise CanonicalError(str(error)) from error
 
