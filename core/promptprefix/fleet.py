@@ -81,8 +81,8 @@ class Prefix:
 class Snapshot:
     """Everything a plan is made from.
 
-    ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started, and
-    pods without a connected sidecar may yet report what they hold.
+    ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started,
+    and pods without a connected sidecar may yet report what they hold.
     """
 
     prefixes: tuple[Prefix, ...] = ()

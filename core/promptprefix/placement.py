@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
@@ -25,9 +25,10 @@ from promptprefix.wire import Phase, Placement, RouteEndpoint, RoutePrefix
 class Plan:
     """What should be.
 
-    ``desired`` maps the uid of each connected pod to its whole set; ``statuses`` and ``holders``
-    map the uids of resources; ``holders`` names the connected pods that may still hold some version
-    of it. ``kept`` holds the ids of all versions that some pod should hold.
+    ``desired`` maps the uid of each connected pod to its whole set. ``statuses`` maps the uids of
+    resources, but for those that are being deleted or of which too little is known right after the
+    start; ``holders`` names the connected pods that may still hold some version of one. ``kept``
+    holds the ids of all versions that some pod should hold.
     """
 
     desired: Mapping[str, tuple[Placement, ...]]
@@ -40,12 +41,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One resource's pods. ``selected`` match its selector; ``chosen`` should hold it."""
+    """One resource's pods. ``selected`` match its selector; ``chosen`` should hold it.
+
+    ``awaited``: some of them may yet report what they hold, so nothing is added or said.
+    """
 
     prefix: Prefix
     selected: tuple[Candidate, ...]
     wanted: int
     chosen: tuple[Candidate, ...]
+    awaited: bool = False
 
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
@@ -69,7 +74,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         statuses={
             choice.prefix.uid: status_of(_outlook(choice, holders), now)
             for choice in choices
-            if not choice.prefix.deleting
+            if not choice.prefix.deleting and not choice.awaited
         },
         holders=holders,
         kept=frozenset(placement.id for each in desired.values() for placement in each),
@@ -97,7 +102,7 @@ def _spread(
         for each in draft.chosen:
             load[each.pod.uid] += 1
     return [
-        _by_name(draft, draft.chosen)
+        replace(draft, awaited=True)
         if settling and not all(each.connected for each in draft.selected)
         else _fill(draft, load)
         for draft in drafts
@@ -139,7 +144,7 @@ def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:
     prefix, spec = draft.prefix, draft.prefix.spec
     missing = draft.wanted - len(draft.chosen)
     if spec is None or prefix.refusal is not None or missing <= 0:
-        return _by_name(draft, draft.chosen)
+        return draft
     taken = {each.pod.uid for each in draft.chosen}
     free = [
         each
@@ -149,12 +154,7 @@ def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:
     free.sort(key=lambda each: (load[each.pod.uid], _rank(prefix, each)))
     for each in free[:missing]:
         load[each.pod.uid] += 1
-    return _by_name(draft, (*draft.chosen, *free[:missing]))
-
-
-def _by_name(draft: _Choice, chosen: Iterable[Candidate]) -> _Choice:
-    ordered = tuple(sorted(chosen, key=lambda each: (each.pod.name, each.pod.uid)))
-    return _Choice(draft.prefix, draft.selected, draft.wanted, ordered)
+    return replace(draft, chosen=(*draft.chosen, *free[:missing]))
 
 
 def _rank(prefix: Prefix, each: Candidate) -> bytes:
@@ -217,7 +217,7 @@ def _outlook(choice: _Choice, holders: Mapping[str, tuple[str, ...]]) -> Outlook
         wanted=choice.wanted,
         holdings=tuple(
             Holding(each.pod.name, each.reported.get(current), each.engine)
-            for each in choice.chosen
+            for each in sorted(choice.chosen, key=lambda each: each.pod.name)
         ),
         obstacles=obstacles,
         shortfall=short,
