@@ -5,8 +5,9 @@ don't matter; what survives parsing does. Three things show an unstable serialis
 
 - Two objects of the same kind (tool, function, schema) put the same two keys in opposite orders.
   Neither sorted keys nor one habitual order (type, function; name, description, parameters) does
-  that; dictionaries filled from several sources do. Order that carries meaning is left alone: that
-  of the tools, and that of a function's arguments.
+  that; dictionaries filled from several sources do. vLLM orders the keys of tools and functions
+  itself, so there the tokens stay, and the finding is of a serialiser that should not be trusted.
+  Order that carries meaning is left alone: that of the tools, and that of a function's arguments.
 - A whole number with a fraction or exponent (``1.0``): other languages send ``1``, which a template
   prints differently.
 - Two tools with one name: a client that keeps its tools in a dictionary drops one.
@@ -26,6 +27,7 @@ RULE = "unstable-tool-json"
 PATH = "toolDefinitions"
 
 ORDERED = (Role.TOOL, Role.FUNCTION, Role.SCHEMA)
+ORDERED_BY_ENGINE = (Role.TOOL, Role.FUNCTION)
 
 MAX_KEYS = 32
 """Keys of an object whose order is compared; real tools and schemas have fewer."""
@@ -59,15 +61,17 @@ def _mixed_orders(places: JsonPlaces) -> Iterator[Hit]:
             continue
         pairs = seen[place.role]
         offset = _first_contradiction(place, pairs)
-        if offset is not None:
+        if offset is None:
+            pairs.update(combinations(_compared(place), 2))
+        else:
             yield Hit(
                 RULE,
                 PATH,
                 offset,
                 "keys in another order than in an earlier object of the same kind",
                 "write all tools with sorted keys, here and in the clients",
+                loses=place.role not in ORDERED_BY_ENGINE,
             )
-        pairs.update(combinations(_compared(place), 2))
 
 
 def _compared(place: ObjectPlace) -> list[str]:

@@ -220,6 +220,13 @@ def test_unstable_tools_are_found(tools: list[Any], place: str) -> None:
     assert offsets("unstable-tool-json", text, "toolDefinitions") == [text.rindex(place)]
 
 
+def test_keys_that_the_engine_orders_cost_no_tokens() -> None:
+    turned = [{"type": "", "description": ""}, {"description": "", "type": ""}]
+    text = json.dumps([tool("a"), {**TURNED, "x": 0}, tool("c", parameters={"allOf": turned})])
+    lost = [finding.tokensLost for finding in found("unstable-tool-json", text, "toolDefinitions")]
+    assert lost == [0, estimate_tokens(text[text.rindex('"type"') :])]
+
+
 @pytest.mark.parametrize("tools", [case[1] for case in STABLE], ids=[case[0] for case in STABLE])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_stable_tools_are_left_alone(tools: list[Any], indent: int | None) -> None:
