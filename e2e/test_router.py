@@ -259,6 +259,30 @@ async def test_a_picker_that_hangs_delays_by_the_timeout(stack: RouterStack) -> 
     assert response.elapsed.total_seconds() > DECISION_TIMEOUT_MS / 1000
 
 
+async def test_the_picker_never_sees_credentials(stack: RouterStack) -> None:
+    """A listener in the picker's place: the question has the body, and no secret of the client."""
+    await stack.stop_picker()
+    questions: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        questions.append(await reader.readuntil(b"}"))
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", stack.decision_port)
+    response = await ask(
+        stack, {"a": 1}, authorization="Bearer secret", x_api_key="secret", cookie="secret"
+    )
+    server.close()
+    await stack.start_picker()
+    assert response.status_code == 200
+    (question,) = questions
+    assert question.startswith(f"POST {CHAT} HTTP/1.1".encode())
+    assert b"secret" not in question
+    (seen,) = [seen for engine in stack.engines for seen in engine.seen]
+    assert seen.headers["authorization"] == "Bearer secret"
+
+
 @pytest.mark.parametrize("picker", ["up", "down"])
 async def test_a_client_can_not_choose_its_pod(stack: RouterStack, picker: str) -> None:
     """A forged destination neither leaves the pool nor chooses within it."""

@@ -26,7 +26,7 @@ _PART_NAMES = (
     "chat_template_kwargs",
     *UNDECLARED_FIELDS,
 )
-_QUOTED_NAMES = tuple(f'"{name}"'.encode() for name in _PART_NAMES)
+_QUOTED_NAMES = {name: f'"{name}"'.encode() for name in _PART_NAMES}
 _MODEL_TEXT = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 
 
@@ -67,7 +67,7 @@ class ChatHead:
     @property
     def key(self) -> bytes:
         """Digest of the raw parts: equal keys have equal fingerprints."""
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.sha256()
         for name, raw in self.parts:
             digest.update(b"%s %d " % (name.encode(), len(raw)))
             digest.update(raw)
@@ -97,7 +97,8 @@ def read_chat(body: bytes) -> ChatHead:
     model = _text(decoded.model)
     if model is None or not decoded.messages:
         raise MalformedError("no model or no messages")
-    return ChatHead(model=model, parts=tuple(parts), ambiguous=_ambiguous(body))
+    present = [name for name, _ in parts]
+    return ChatHead(model=model, parts=tuple(parts), ambiguous=_ambiguous(body, present))
 
 
 def read_model(body: bytes) -> str:
@@ -119,8 +120,8 @@ def check_unambiguous(body: bytes) -> None:
     parse_json(body)
 
 
-def _ambiguous(body: bytes) -> bool:
-    return any(body.count(name) > 1 for name in _QUOTED_NAMES) or has_escaped_letters(body)
+def _ambiguous(body: bytes, names: list[str]) -> bool:
+    return has_escaped_letters(body) or any(body.count(_QUOTED_NAMES[name]) > 1 for name in names)
 
 
 def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
