@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cache import cache_root
+
 VLLM_VERSION = "0.32.0"
 TORCH_VERSION = "2.13.0"
 NEEDED_DISK_GIB = 8.0
@@ -28,6 +30,9 @@ HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
 TORCH_REQUIREMENTS = HERE / "requirements-torch.txt"
 TEST_REQUIREMENTS = HERE / "requirements-test.txt"
+QUICK_START = HERE / "quick_start.py"
+MODEL_CLASS = HERE / "model_class.py"
+QUICK_START_MODULE = "engine_quick_start"
 
 Progress = Callable[[str], None]
 
@@ -38,30 +43,21 @@ class EnvironmentBuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Environment:
-    """python: its interpreter. site_packages: usable by any interpreter of the same minor version.
+    """folder: all of it. python: its interpreter.
 
-    vllm_cache: facts about model classes that vLLM otherwise finds out by importing itself again.
+    site_packages: usable by any interpreter of the same minor version. vllm_cache: facts about
+    model classes that vLLM otherwise finds out by importing itself once more.
     """
 
+    folder: Path
     python: Path
     site_packages: Path
     vllm_cache: Path
 
 
-def cache_root() -> Path:
-    """Where everything that can be made again is kept."""
-    chosen = os.environ.get("PROMPTPREFIX_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "promptprefix"
-
-
 def environment_folder() -> Path:
-    inputs = b"".join(
-        path.read_bytes() for path in (REQUIREMENTS, TORCH_REQUIREMENTS, TEST_REQUIREMENTS)
-    )
-    digest = hashlib.sha256(inputs).hexdigest()[:12]
+    inputs = (REQUIREMENTS, TORCH_REQUIREMENTS, TEST_REQUIREMENTS, QUICK_START, MODEL_CLASS)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:12]
     return cache_root() / "vllm" / f"{VLLM_VERSION}-py3.{sys.version_info.minor}-{digest}"
 
 
@@ -83,6 +79,7 @@ def ensure_environment(progress: Progress) -> Environment:
 def _describe(folder: Path) -> Environment:
     minor = f"python3.{sys.version_info.minor}"
     return Environment(
+        folder=folder,
         python=folder / "bin" / "python",
         site_packages=folder / "lib" / minor / "site-packages",
         vllm_cache=folder / "vllm-cache",
@@ -122,15 +119,19 @@ def _build(folder: Path, environment: Environment, progress: Progress) -> None:
         [*_pip(environment), "-r", str(REQUIREMENTS), "-r", str(TEST_REQUIREMENTS)],
         progress,
     )
+    shutil.copyfile(QUICK_START, environment.site_packages / f"{QUICK_START_MODULE}.py")
     compiled = [str(environment.python), "-m", "compileall", "-q", "-j", "0"]
     # Sources for other Python versions are among them; those fail to compile and are never used.
     _step("compiling", [*compiled, str(environment.site_packages)], progress, check=False)
     _step(
         "looking at the model class",
-        [str(environment.python), str(HERE / "model_class.py")],
+        [str(environment.python), str(MODEL_CLASS)],
         progress,
         variables={"VLLM_CACHE_ROOT": str(environment.vllm_cache)},
     )
+    for path in environment.vllm_cache.rglob("*.json"):
+        # vLLM makes it private, but containers run as another user.
+        path.chmod(0o644)
     (folder / STAMP).touch()
 
 

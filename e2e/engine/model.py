@@ -49,7 +49,10 @@ def ensure_model(python: Path, cache: Path, progress: Callable[[str], None]) -> 
         )
         if done.returncode != 0:
             raise RuntimeError(f"the tiny model could not be made:\n{done.stderr[-2000:]}")
+        # Containers read it as another user; temporary folders and weights are made private.
         draft.chmod(0o755)
+        for path in draft.iterdir():
+            path.chmod(0o644)
         # A rename onto a folder that another process finished first fails; theirs is the same.
         if not folder.is_dir():
             draft.rename(folder)

@@ -17,11 +17,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
-from e2e.engine.environment import Environment, cache_root, ensure_environment
+from e2e.cache import cache_root
+from e2e.engine.environment import QUICK_START_MODULE, Environment, ensure_environment
 from e2e.engine.model import ensure_model
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +45,16 @@ class EngineStartError(RuntimeError):
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """blocks: how many KV blocks the cache has; small, so that tests can press on it."""
+    """blocks: how many KV blocks the cache has; small, so that tests can press on it.
+
+    fork: start the engine process quickly (see ``quick_start``).
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     blocks: int = BLOCKS
     plugin: bool = True
+    fork: bool = True
     events_endpoint: str = ""
     chat_template: str = ""
     extra: Sequence[str] = ()
@@ -59,7 +64,7 @@ def engine_arguments(model: str, options: EngineOptions) -> list[str]:
     """Everything after the interpreter, for this machine or a container's command."""
     arguments = [
         "-m",
-        "vllm.entrypoints.openai.api_server",
+        QUICK_START_MODULE if options.fork else "vllm.entrypoints.openai.api_server",
         *("--model", model),
         *("--served-model-name", SERVED_MODEL),
         *("--host", options.host, "--port", str(options.port)),
@@ -144,15 +149,12 @@ def running_engine(
         folder = Path(name)
         key = secrets.token_bytes(32)
         (folder / "key").write_bytes(key)
-        chosen = options or EngineOptions()
-        chosen = EngineOptions(
+        wanted = options or EngineOptions()
+        chosen = replace(
+            wanted,
             host="127.0.0.1",
             port=_free_port(),
-            blocks=chosen.blocks,
-            plugin=chosen.plugin,
-            events_endpoint=chosen.events_endpoint or f"ipc://{folder}/events",
-            chat_template=chosen.chat_template,
-            extra=chosen.extra,
+            events_endpoint=wanted.events_endpoint or f"ipc://{folder}/events",
         )
         log = folder / "log"
         started = time.monotonic()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.engine.environment import cache_root, ensure_environment
+from e2e.cache import cache_root
+from e2e.engine.environment import ensure_environment
 from e2e.engine.model import ensure_model
 from e2e.engine.server import PLUGIN, engine_environment
 
