@@ -117,6 +117,7 @@ def test_a_request_with_the_declared_text_has_its_fingerprint(
 KEYS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "chat_template")
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON)
 def test_any_body_is_declared_or_says_why_not(body: Any) -> None:
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptprefix.yaml_text import Plain, yaml_text
@@ -36,6 +36,7 @@ VALUES: st.SearchStrategy[Plain] = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(TEXT | WORDS, VALUES, min_size=1, max_size=3))
 def test_reads_back(value: dict[str, Plain]) -> None:
     assert yaml.safe_load(yaml_text(value)) == value
