@@ -78,8 +78,9 @@ def describe(pod: Mapping[str, Any]) -> str:
     """Return the pod's containers and their states in one line, for progress."""
     status = pod.get("status", {})
     states = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    words = [f"{s['name']}={_state(s)}" for s in states]
-    return f"{pod['metadata']['name']}: {' '.join(words) or status.get('phase', 'Pending')}"
+    return " ".join(f"{s['name']}={_state(s)}" for s in states) or str(
+        status.get("phase", "Pending")
+    )
 
 
 def _state(status: Mapping[str, Any]) -> str:

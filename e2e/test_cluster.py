@@ -1,6 +1,7 @@
 """The cluster is a real one: what the other tests rely on is checked here."""
 
 import json
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -124,6 +125,38 @@ def test_a_pod_reaches_itself_through_its_service(example: Cluster) -> None:
 def test_the_host_reaches_a_pod_by_its_address(example: Cluster) -> None:
     address = field(example, "pod", "web", ".status.podIP")
     assert "Directory listing" in fetch(f"http://{address}:8081/")
+
+
+def test_another_pod_reaches_it_through_its_service(example: Cluster) -> None:
+    address = field(example, "service", "web", ".spec.clusterIP")
+    fetch(f"http://{address}/greeting")
+    program = f"import urllib.request as u; print(u.urlopen('http://{address}/greeting').read())"
+    example.kubectl(
+        "run", "client", f"--image={example.image}", "--image-pull-policy=Never",
+        "--restart=Never", "--command", "--", "python3", "-c", program,
+    )  # fmt: skip
+    example.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client")
+    assert example.kubectl("logs", "client") == "b'hello'\n"
+
+
+def test_a_pod_reaches_the_api_server(example: Cluster) -> None:
+    program = """
+import os, ssl, urllib.request
+trust = ssl.create_default_context(cafile="/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
+url = f"https://{os.environ['KUBERNETES_SERVICE_HOST']}/readyz"
+print(urllib.request.urlopen(url, context=trust).read())
+"""
+    assert run_in_pod(example, "app", "python3", "-c", program) == "b'ok'\n"
+
+
+def test_a_port_is_forwarded(example: Cluster) -> None:
+    kubectl = [str(example.binaries.path("kubectl")), f"--kubeconfig={example.kubeconfig}"]
+    command = [*kubectl, "--namespace=example", "port-forward", "pod/web", ":8080"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding:
+        assert forwarding.stdout
+        address = forwarding.stdout.readline().removeprefix("Forwarding from ").split()[0]
+        assert fetch(f"http://{address}/greeting") == "hello"
+        forwarding.terminate()
 
 
 def test_host_aliases_resolve_without_dns(example: Cluster) -> None:

@@ -62,8 +62,7 @@ def _apt(*arguments: str) -> None:
     done = subprocess.run(
         ["apt-get", "--quiet", *arguments],
         capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        # Started by the cluster alone: no service of the packages may start by itself.
-        env=os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"},
+        env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
     )  # fmt: skip
     if done.returncode:
         raise ClusterError(_apt_failure(arguments, done.stderr.splitlines()))

@@ -19,7 +19,8 @@ from e2e.cluster.binaries import Progress
 from e2e.cluster.errors import ClusterError
 
 NONROOT = 65532
-PROGRAMS = ("cat", "dash", "env", "head", "id", "ls", "sleep", "tail")
+# For `kubectl exec`; vLLM asks lscpu about the machine.
+PROGRAMS = ("cat", "dash", "env", "head", "id", "ls", "lscpu", "sleep", "tail")
 
 # Loaded by name at run time, or needed by common wheels, so that no ldd shows them.
 LIBRARIES = (

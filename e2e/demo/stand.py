@@ -157,7 +157,7 @@ def _build(progress: Progress) -> Parts:
 
 def _wait_ready(kubectl: _Kubectl, progress: Progress) -> None:
     begin = time.monotonic()
-    said = ""
+    said: dict[str, str] = {}
     wanted = (
         (SYSTEM, "promptprefix-operator"),
         (SYSTEM, "promptprefix-router"),
@@ -165,10 +165,11 @@ def _wait_ready(kubectl: _Kubectl, progress: Progress) -> None:
     )
     while True:
         found = [pod for where, app in wanted for pod in deployment.pods(kubectl, where, app)]
-        words = "; ".join(deployment.describe(pod) for pod in found)
-        if words != said:
-            progress(words)
-            said = words
+        words = {pod["metadata"]["name"]: deployment.describe(pod) for pod in found}
+        for name, text in words.items():
+            if said.get(name) != text:
+                progress(f"{name}: {text}")
+        said = words
         if len(found) == 2 + REPLICAS and all(deployment.is_ready(pod) for pod in found):
             return
         if time.monotonic() - begin > START_TIMEOUT_S:

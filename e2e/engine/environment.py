@@ -68,7 +68,7 @@ def ensure_environment(progress: Progress) -> Environment:
     if (folder / STAMP).is_file():
         return environment
     _check_room(folder.parent)
-    with folder.with_suffix(".lock").open("w") as lock:
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         # Two test runs may start together; the second waits and finds the work done.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / STAMP).is_file():

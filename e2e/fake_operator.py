@@ -1,0 +1,171 @@
+"""A fake of the operator's control API over real TLS, for tests of the sidecar alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from promptprefix.payload import Payload
+from promptprefix.resource import Pinning
+from promptprefix.wire import (
+    CONTENT_PATH,
+    SYNC_PATH,
+    Phase,
+    Placement,
+    PlacementState,
+    Revision,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+)
+
+TOKEN = "a-token-for-the-fake"
+
+
+@dataclass
+class FakeOperator:
+    """Tells one sidecar what to hold, and remembers what it reports."""
+
+    folder: Path
+    port: int = 0
+    states: list[SidecarState] = field(default_factory=list)
+    _placements: tuple[Placement, ...] = ()
+    _payloads: dict[str, Payload] = field(default_factory=dict)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self._changed = asyncio.Condition()
+        (self.folder / "token").write_text(TOKEN)
+        _write_certificate(self.ca_file, self.folder / "tls.key")
+
+    @property
+    def ca_file(self) -> Path:
+        return self.folder / "ca.crt"
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def placement(
+        self, name: str, payload: Payload, pinning: Pinning = Pinning.HARD, model: str = "demo"
+    ) -> Placement:
+        """Return a placement whose content the sidecar may fetch."""
+        self._payloads[payload.digest] = payload
+        return Placement(
+            id=f"{name}/{payload.digest[:12]}",
+            namespace="ml",
+            name=name,
+            model=model,
+            fingerprint="pp1:sha256:0",
+            content_digest=payload.digest,
+            pinning=pinning,
+        )
+
+    async def want(self, placements: Iterable[Placement]) -> None:
+        """Change the desired set."""
+        async with self._changed:
+            self._placements = tuple(placements)
+            self._number += 1
+            self._changed.notify_all()
+
+    async def until(
+        self, condition: Callable[[SidecarState], bool], timeout_s: float
+    ) -> SidecarState:
+        """Wait for a state that satisfies the condition."""
+        async with asyncio.timeout(timeout_s), self._changed:
+            while not self.states or not condition(self.states[-1]):
+                await self._changed.wait()
+            return self.states[-1]
+
+    async def warm(self, placement: Placement, timeout_s: float = 60.0) -> PlacementState:
+        """Wait until the placement is warm; return what is reported of it."""
+        state = await self.until(lambda s: phase_of(s, placement) is Phase.WARM, timeout_s)
+        return next(item for item in state.placements if item.id == placement.id)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve, on the same port every time; the end of the block is an outage."""
+        app = web.Application()
+        app.router.add_post(SYNC_PATH, self._sync)
+        app.router.add_get(f"{CONTENT_PATH}/{{digest}}", self._content)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.ca_file, self.folder / "tls.key")
+        await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=context).start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _sync(self, request: web.Request) -> web.Response:
+        _check_token(request)
+        question = SyncRequest.model_validate_json(await request.read())
+        async with self._changed:
+            self.states.append(question.state)
+            self._changed.notify_all()
+            if question.revision is not None:
+                await self._changed.wait_for(lambda: self._number != question.revision.number)
+            answer = SyncResponse(
+                revision=Revision(term=1, number=self._number), placements=self._placements
+            )
+        return web.Response(body=answer.model_dump_json().encode())
+
+    async def _content(self, request: web.Request) -> web.Response:
+        _check_token(request)
+        payload = self._payloads[request.match_info["digest"]]
+        return web.Response(body=payload.model_dump_json().encode())
+
+
+def phase_of(state: SidecarState, placement: Placement) -> Phase | None:
+    """Return the phase in which a placement is reported, None if it isn't."""
+    return next((item.phase for item in state.placements if item.id == placement.id), None)
+
+
+def _check_token(request: web.Request) -> None:
+    if request.headers.get("authorization") != f"Bearer {TOKEN}":
+        raise web.HTTPUnauthorized
+
+
+def _write_certificate(certificate_file: Path, key_file: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake operator")])
+    now = datetime.now(UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
