@@ -21,6 +21,7 @@ from promptprefix.payload import Payload
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
     CONTENT_PATH,
+    LONG_POLL_S,
     SYNC_PATH,
     Phase,
     Placement,
@@ -121,8 +122,12 @@ class FakeOperator:
         async with self._changed:
             self.states.append(question.state)
             self._changed.notify_all()
-            if question.revision is not None:
-                await self._changed.wait_for(lambda: self._number != question.revision.number)
+            seen = question.revision and question.revision.number
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LONG_POLL_S):
+                    await self._changed.wait_for(lambda: self._number != seen)
+            if self._number == seen:
+                return web.Response(status=204)
             answer = SyncResponse(
                 revision=Revision(term=1, number=self._number), placements=self._placements
             )

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def start_sidecar(
         "PROMPTPREFIX_LISTEN_PORT": str(port),
         "PROMPTPREFIX_PROBE_INTERVAL_S": "0.5",
         "PROMPTPREFIX_REPORT_INTERVAL_S": "1",
-        "PROMPTPREFIX_LEASE_S": "12",
+        "PROMPTPREFIX_LEASE_S": "60",
         **more,
     }
     with (folder / "sidecar.log").open("ab") as log:
@@ -245,15 +245,17 @@ async def test_pins_are_held_and_renewed_while_the_operator_is_away(
         async with operator.serving():
             await operator.want([placement])
             process, port = start_sidecar(
-                tmp_path, operator, stand.engine, PROMPTPREFIX_LEASE_S="6"
+                tmp_path, operator, stand.engine, PROMPTPREFIX_LEASE_S="15"
             )
             warm = await operator.warm(placement)
             assert warm.pinned is Pinning.HARD
-        renewals = await _metric(port, "own_prompt_tokens_total")
-        async with asyncio.timeout(60):
-            # One token a command: three leases' worth of renewals and reports.
-            while await _metric(port, "own_prompt_tokens_total") < renewals + 24:
-                await asyncio.sleep(0.2)
+        commands = await _metric(port, "own_prompt_tokens_total")
+
+        async def outlasted() -> bool:
+            # A report a second and three renewals a lease, of one token each: over one lease.
+            return await _metric(port, "own_prompt_tokens_total") > commands + 25
+
+        await _eventually(outlasted)
         await stand.press()
         assert await stand.cached_tokens(TRANSLATION, "Guten Tag") == warm.tokens
         assert await _metric(port, "sync_errors_total") > 0
@@ -268,7 +270,11 @@ async def test_pins_are_held_and_renewed_while_the_operator_is_away(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_edit_is_warm_before_the_old_text_goes_and_deleting_unpins(stand: Stand) -> None:
-    edited = TRIAGE.model_copy(update={"defaultModeSpecs": "Answer in one word."})
+    edited = Payload(
+        systemInstructions=TRIAGE.systemInstructions,
+        toolDefinitions=TOOLS,
+        defaultModeSpecs="Answer in one word.",
+    )
     old = stand.operator.placement("triage", TRIAGE)
     new = stand.operator.placement("triage", edited)
     await stand.operator.want([old])
@@ -331,9 +337,18 @@ async def test_without_the_plugin_pins_are_soft_and_say_why(tmp_path: Path) -> N
 
 
 async def _until_ready(stand: Stand, status: int) -> None:
-    async with asyncio.timeout(60):
-        while (await stand.get("/readyz")).status_code != status:
-            await asyncio.sleep(0.1)
+    async def answers() -> bool:
+        return (await stand.get("/readyz")).status_code == status
+
+    await _eventually(answers)
+
+
+async def _eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(120):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.2)
 
 
 async def _metric(port: int, name: str) -> float:

@@ -30,7 +30,7 @@ from promptprefix_sidecar.snapshot import (
 MAX_BACKOFF_S = 60.0
 PIN_BACKOFF_S = 5.0
 MAX_PIN_BACKOFF_S = 600.0
-PLUGIN_RETRY_S = 2.0
+PLUGIN_RETRY_S = 1.0
 REFUSED_RETRY_S = 60.0
 
 

@@ -15,7 +15,7 @@ from promptprefix_sidecar.pins import PinReason
 SHORT_PROMPT = (0,)
 """One token, for commands that compute nothing."""
 
-SHORT_TIMEOUT_S = 15.0
+MAX_SHORT_TIMEOUT_S = 15.0
 EXPIRY_MARGIN_S = 60
 MAX_TRIES = 5
 
@@ -28,11 +28,21 @@ class PinCommander:
     """
 
     def __init__(
-        self, engine: EngineApi, key_file: Path, clock: Clock, prefill_timeout_s: float = 600.0
+        self,
+        engine: EngineApi,
+        key_file: Path,
+        clock: Clock,
+        *,
+        lease_s: int = 120,
+        prefill_timeout_s: float = 600.0,
     ) -> None:
         self._engine = engine
         self._key_file = key_file
         self._clock = clock
+        self._lease = lease_s
+        # A command without an answer must not hold up the next renewal: a busy engine may answer
+        # late, but it renews and unpins when a command arrives.
+        self._short_timeout = min(MAX_SHORT_TIMEOUT_S, lease_s / 3)
         self._prefill_timeout = prefill_timeout_s
         self._counter = int(clock.wall() * 1000)
 
@@ -40,11 +50,9 @@ class PinCommander:
         """Ask for the epoch and all pins."""
         return await self._short("report", model, epoch="")
 
-    async def renew(
-        self, model: str, epoch: str, pin_id: str, lease_s: int, priority: int
-    ) -> Prefilled:
+    async def renew(self, model: str, epoch: str, pin_id: str, priority: int) -> Prefilled:
         """Extend the lease of a pin."""
-        return await self._short("renew", model, epoch, pin_id, lease_s, priority)
+        return await self._short("renew", model, epoch, pin_id, self._lease, priority)
 
     async def unpin(self, model: str, epoch: str, pin_id: str) -> Prefilled:
         """Give up a pin."""
@@ -56,7 +64,6 @@ class PinCommander:
         epoch: str,
         pin_id: str,
         prompt_ids: Sequence[int],
-        lease_s: int,
         priority: int,
     ) -> Prefilled:
         """Compute ``prompt_ids`` and pin all but the last of them."""
@@ -67,7 +74,7 @@ class PinCommander:
                 epoch=epoch,
                 counter=0,
                 expiry=0,
-                lease=lease_s,
+                lease=self._lease,
                 priority=priority,
                 tokens=len(prompt_ids) - 1,
             ),
@@ -94,7 +101,7 @@ class PinCommander:
             lease=lease_s,
             priority=priority,
         )
-        return await self._send(command, model, SHORT_PROMPT, SHORT_TIMEOUT_S)
+        return await self._send(command, model, SHORT_PROMPT, self._short_timeout)
 
     async def _send(
         self, command: PinCommand, model: str, prompt_ids: Sequence[int], timeout_s: float

@@ -19,7 +19,6 @@ from promptprefix_sidecar.key_file import KeyFileError
 from promptprefix_sidecar.lifecycle import Failure
 from promptprefix_sidecar.pin_commander import PinCommander
 from promptprefix_sidecar.pins import NO_COMMANDS, PinAnswer, PinReason, whole_report
-from promptprefix_sidecar.plan import Policy
 from promptprefix_sidecar.residency import Toucher
 from promptprefix_sidecar.snapshot import FOREVER, Record
 
@@ -40,14 +39,12 @@ class PinDesk:
         board: Board,
         commander: PinCommander,
         toucher: Toucher,
-        policy: Policy,
         clock: Clock,
         pin_failed: Callable[[str], None],
     ) -> None:
         self._board = board
         self._commander = commander
         self._toucher = toucher
-        self._policy = policy
         self._clock = clock
         self._pin_failed = pin_failed
 
@@ -66,9 +63,8 @@ class PinDesk:
 
         async def renew_one(pin_id: str, priority: int) -> None:
             async with slots:
-                lease = self._policy.lease_s
                 answer = await self._ask(
-                    lambda: self._commander.renew(self._model, self._epoch, pin_id, lease, priority)
+                    lambda: self._commander.renew(self._model, self._epoch, pin_id, priority)
                 )
                 self._merge(pin_id, answer)
 
@@ -93,7 +89,6 @@ class PinDesk:
                 self._epoch,
                 record.pin_id,
                 prompt_ids,
-                self._policy.lease_s,
                 record.placement.priority,
             )
         except KeyFileError as error:

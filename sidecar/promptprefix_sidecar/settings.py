@@ -9,7 +9,7 @@ from pydantic import Field, HttpUrl
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "PROMPTPREFIX_"
-DEFAULT_KEY_FILE = Path("/run/promptprefix/key")
+DEFAULT_KEY_FILE = Path("/run/promptprefix/key/key")
 
 
 class KeySettings(BaseSettings):
@@ -28,11 +28,11 @@ class Settings(KeySettings):
 
     control_url: HttpUrl = Field(description="The operator's control API (https://…).")
     ca_file: Path = Field(
-        default=Path("/run/promptprefix-ca/ca.crt"),
+        default=Path("/run/promptprefix/ca/ca.crt"),
         description="CA of the control API, from the ConfigMap promptprefix-ca.",
     )
     token_file: Path = Field(
-        default=Path("/var/run/secrets/promptprefix.dev/token"),
+        default=Path("/run/promptprefix/token/token"),
         description="ServiceAccount token with the audience promptprefix.dev/control.",
     )
     engine_url: HttpUrl = Field(
@@ -51,7 +51,7 @@ class Settings(KeySettings):
     )
     listen_port: int = Field(default=8090, ge=0, le=65_535, description="Its port.")
     lease_s: int = Field(
-        default=120, ge=6, le=86_400, description="Lease of a pin; renewed after a third of it."
+        default=120, ge=10, le=86_400, description="Lease of a pin; renewed after a third of it."
     )
     report_interval_s: float = Field(
         default=10.0, gt=0, description="How often the plugin is asked for the state of the pins."

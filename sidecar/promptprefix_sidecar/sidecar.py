@@ -91,12 +91,17 @@ def build_sidecar(
     )
     contents = Contents(control)
     toucher = Toucher(engine, metrics)
-    commander = PinCommander(engine, settings.key_file, clock, settings.warm_timeout_s)
+    commander = PinCommander(
+        engine,
+        settings.key_file,
+        clock,
+        lease_s=settings.lease_s,
+        prefill_timeout_s=settings.warm_timeout_s,
+    )
     desk = PinDesk(
         board,
         commander,
         toucher,
-        policy,
         clock,
         lambda reason: metrics.pin_failures.labels(reason=reason).inc(),
     )

@@ -24,6 +24,8 @@ COALESCE_S = 0.1
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 CONFLICT = 409
+MAX_CONFLICTS = 6
+"""Answers of an old leader in a row, a quarter of a minute: longer than a lease outlives it."""
 
 
 class ControlApi(Protocol):
@@ -62,6 +64,7 @@ class SyncLoop:
         self._revision: Revision | None = None
         self._answered_boot = ""
         self._failures = 0
+        self._conflicts = 0
 
     async def run(self) -> None:
         """Talk until cancelled."""
@@ -97,7 +100,7 @@ class SyncLoop:
         if poll.cancelled():
             return False
         answer = poll.result()
-        self._failures = 0
+        self._failures = self._conflicts = 0
         if answer is not None:
             news = answer.revision != self._revision
             self._take_over(answer)
@@ -128,6 +131,10 @@ class SyncLoop:
         delay *= 0.5 + self._jitter() / 2
         log.warning("sync failed", error=str(error), retry_in_s=round(delay, 2))
         if isinstance(error, ControlStatusError) and error.status == CONFLICT:
-            # An operator that leads no more answered: a new connection may reach the leader.
+            # An operator that leads no more answered: a new connection may reach the leader. If
+            # they all say so, the count of terms began anew, and the next answer decides.
+            self._conflicts += 1
+            if self._conflicts >= MAX_CONFLICTS:
+                self._revision = None
             await self._control.reconnect()
         await asyncio.sleep(delay)

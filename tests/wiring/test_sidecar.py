@@ -281,7 +281,7 @@ async def test_while_the_operator_is_away_pins_are_held_and_restarts_healed(
 ) -> None:
     placement = control.placement("triage", TEXT)
     await control.want([placement])
-    async with running(engine, control, tmp_path, lease_s=6) as sidecar:
+    async with running(engine, control, tmp_path, lease_s=10) as sidecar:
         await control.state(placement.id)
         await control.fail(ControlError("unreachable", "away"))
         engine.restart()

@@ -52,7 +52,7 @@ def key_file(tmp_path: Path) -> Path:
 
 async def test_a_pin_sends_the_prefix_and_one_token_more(key_file: Path) -> None:
     plugin = Plugin()
-    await commander(plugin, key_file).pin("m", "e", "a#1", [5, 6, 7, 8, 9], 120, 3)
+    await commander(plugin, key_file).pin("m", "e", "a#1", [5, 6, 7, 8, 9], 3)
     (body,) = plugin.bodies
     text = body.pop("vllm_xargs")["promptprefix"]
     assert body == {
@@ -81,7 +81,7 @@ async def test_the_counter_rises_over_all_commands(key_file: Path) -> None:
     plugin = Plugin()
     sender = commander(plugin, key_file)
     await sender.report("m")
-    await sender.renew("m", "e", "a", 120, 0)
+    await sender.renew("m", "e", "a", 0)
     await sender.unpin("m", "e", "a")
     commands = [json.loads(body["vllm_xargs"]["promptprefix"]) for body in plugin.bodies]
     counters = [command["counter"] for command in commands]
