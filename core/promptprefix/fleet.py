@@ -18,7 +18,7 @@ class Pod:
     uid: str
     namespace: str
     name: str
-    labels: Mapping[str, str]
+    labels: dict[str, str]
     address: str
     ready: bool
     leaving: bool

@@ -61,11 +61,14 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     sets: dict[str, list[Placement]] = {
         each.pod.uid: [] for group in candidates.values() for each in group if each.connected
     }
+    placements: dict[str, Placement] = {}
     for choice in choices:
         for each in choice.chosen:
             for version in _versions_on(choice.prefix, each):
-                sets[each.pod.uid].append(_placement(choice.prefix, version))
-    desired = {uid: tuple(placements) for uid, placements in sets.items()}
+                if version.id not in placements:
+                    placements[version.id] = _placement(choice.prefix, version)
+                sets[each.pod.uid].append(placements[version.id])
+    desired = {uid: tuple(held) for uid, held in sets.items()}
     holders = _holders(candidates)
     return Plan(
         desired=desired,
@@ -97,7 +100,8 @@ def _spread(
     Both passes count into the same load, so that a new prefix sees the old ones' placements.
     """
     load: dict[str, int] = defaultdict(int)
-    drafts = [_stay(prefix, candidates.get(prefix.namespace, ())) for prefix in prefixes]
+    selections: dict[tuple[str, str], tuple[Candidate, ...]] = {}
+    drafts = [_stay(prefix, _selected(prefix, candidates, selections)) for prefix in prefixes]
     for draft in drafts:
         for each in draft.chosen:
             load[each.pod.uid] += 1
@@ -109,17 +113,31 @@ def _spread(
     ]
 
 
-def _stay(prefix: Prefix, candidates: Sequence[Candidate]) -> _Choice:
+def _selected(
+    prefix: Prefix,
+    candidates: Mapping[str, Sequence[Candidate]],
+    known: dict[tuple[str, str], tuple[Candidate, ...]],
+) -> tuple[Candidate, ...]:
+    """Return the pods that the resource selects; equal selectors share one search in ``known``."""
+    spec = prefix.spec
+    if spec is None or spec.suspend or prefix.deleting:
+        return ()
+    selector = spec.pods.selector
+    key = (prefix.namespace, selector.model_dump_json())
+    if key not in known:
+        known[key] = tuple(
+            each
+            for each in candidates.get(prefix.namespace, ())
+            if not each.pod.leaving and selector.matches(each.pod.labels)
+        )
+    return known[key]
+
+
+def _stay(prefix: Prefix, selected: tuple[Candidate, ...]) -> _Choice:
     """Keep the holders that may stay, those that hold it warm before the others."""
     spec = prefix.spec
     if spec is None or spec.suspend or prefix.deleting:
         return _Choice(prefix, (), 0, ())
-    selector = spec.pods.selector
-    selected = tuple(
-        each
-        for each in candidates
-        if not each.pod.leaving and selector.matches(dict(each.pod.labels))
-    )
     staying = [
         each
         for each in selected

@@ -24,6 +24,8 @@ from promptprefix_operator.warm_timer import WarmTimer
 
 COALESCE_S = 0.05
 """Wake-ups that come within this time lead to one plan."""
+PLAN_SHARE = 3.0
+"""Between two plans at least this many times the last one's duration passes, for all else."""
 RECONNECT_S = 10.0
 """After a start sidecars have this long to report before anything is moved or let go without."""
 
@@ -57,6 +59,7 @@ class Controller:
         self._resync_seconds = resync_seconds
         self._started = clock()
         self._passed: float | None = None
+        self._planned_seconds = 0.0
         self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
         self._statuses: Mapping[str, PromptPrefixStatus] = {}
         self._holders: Mapping[str, tuple[str, ...]] = {}
@@ -94,7 +97,7 @@ class Controller:
             pod.uid in connected or pod.leaving
             for pod in self._cluster.pods.values()
             if pod.namespace == resource.namespace
-            and (selector is None or selector.matches(dict(pod.labels)))
+            and (selector is None or selector.matches(pod.labels))
         )
 
     async def run(self) -> None:
@@ -103,10 +106,11 @@ class Controller:
             self._wake.clear()
             self.step()
             await self._sleep()
-            await asyncio.sleep(COALESCE_S)
+            await asyncio.sleep(max(COALESCE_S, PLAN_SHARE * self._planned_seconds))
 
     def step(self) -> None:
         """Observe, plan and publish once; a plan that fails leaves the one before in force."""
+        began = self._clock()
         sessions = self._sidecars.connected()
         snapshot = Snapshot(
             prefixes=self._declarations.prefixes(self._cluster),
@@ -118,8 +122,7 @@ class Controller:
             settling=self._settling > 0,
         )
         try:
-            with self._metrics.plan_seconds.time():
-                made = plan(snapshot, self._now())
+            made = plan(snapshot, self._now())
         except (ValueError, LookupError, TypeError) as error:
             self._metrics.plan_errors.inc()
             log.error("plan failed", error=type(error).__name__, exc_info=True)
@@ -127,6 +130,8 @@ class Controller:
         self._execute(snapshot, made)
         self._metrics.connected_sidecars.set(len(sessions))
         self._passed = self._clock()
+        self._planned_seconds = self._passed - began
+        self._metrics.plan_seconds.observe(self._planned_seconds)
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:
         self._statuses, self._holders = made.statuses, made.holders

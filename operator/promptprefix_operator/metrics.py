@@ -48,7 +48,7 @@ class Metrics:
         )
         self.plan_seconds = Histogram(
             "promptprefix_operator_plan_seconds",
-            "Time of one plan over everything.",
+            "Time to observe, plan and publish once.",
             buckets=_PLAN_BUCKETS_S,
             registry=self.registry,
         )
