@@ -19,9 +19,21 @@ def bootstrap(settings: RouterSettings, folder: Path) -> EnvoyConfig:
     return {
         "node": {"id": "promptprefix-router", "cluster": "promptprefix-router"},
         "admin": {"address": {"socket_address": admin}},
+        "overload_manager": {"resource_monitors": [_connection_limit(settings)]},
         "static_resources": {
             "listeners": [client_listener(settings), stats_listener(settings)],
             "clusters": clusters(settings, folder),
+        },
+    }
+
+
+def _connection_limit(settings: RouterSettings) -> EnvoyConfig:
+    return {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.resource_monitors"
+            ".downstream_connections.v3.DownstreamConnectionsConfig",
+            "max_active_downstream_connections": settings.max_connections,
         },
     }
 

@@ -62,7 +62,9 @@ def stats_listener(settings: RouterSettings) -> EnvoyConfig:
         "route": {"cluster": ADMIN_CLUSTER},
     }
     manager = {**_manager("stats", [route]), "http_filters": [_router()]}
-    return _listener("stats", settings.stats_host, settings.stats_port, manager)
+    listener = _listener("stats", settings.stats_host, settings.stats_port, manager)
+    # Clients that use up all connections must not blind the monitoring.
+    return {**listener, "ignore_global_conn_limit": True}
 
 
 def _client_routes() -> list[EnvoyConfig]:

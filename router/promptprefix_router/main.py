@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import structlog
 import uvloop
+from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from promptprefix_router.bootstrap import write_bootstrap
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("PROMPTPREFIX_CONTROL_URL must be the operator's https:// address\n")
         return BAD_USAGE
     _configure_logs(settings.log_level)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     uvloop.run(serve(settings))
     return 0
 

@@ -42,6 +42,8 @@ class RouterSettings(BaseSettings):
 
     max_request_bytes: int = Field(default=1_048_576, ge=1024, le=64 * 1_048_576)
     """Bytes of a request body that the picker reads; longer bodies pass, read in part."""
+    max_connections: int = Field(default=10_000, ge=1)
+    """Connections of clients at a time; each may hold `max_request_bytes` in Envoy's memory."""
     memo_entries: int = Field(default=4096, ge=1, le=1_000_000)
     """Immutable parts whose fingerprint is remembered (about 250 bytes each)."""
     load_interval_ms: int = Field(default=100, ge=10, le=10_000)

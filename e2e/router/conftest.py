@@ -1,0 +1,49 @@
+"""One stack for all tests of the folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest_asyncio
+
+from e2e.router.fake_control import FakeControl
+from e2e.router.fake_engine import FakeEngine
+from e2e.router.samples import pool, prefix
+from e2e.router.stack import RouterStack
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def whole_stack() -> AsyncIterator[RouterStack]:
+    """Start everything once; Envoy runs as nobody and reads one folder."""
+    async with AsyncExitStack() as closing:
+        folder = _public_folder(closing)
+        control = await FakeControl(folder).start()
+        closing.push_async_callback(control.stop)
+        engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
+        for engine in engines:
+            closing.push_async_callback(engine.stop)
+        stack = RouterStack(folder / "envoy", control, engines)
+        closing.push_async_callback(stack.stop)
+        yield await stack.start()
+
+
+def _public_folder(closing: AsyncExitStack) -> Path:
+    name = tempfile.TemporaryDirectory(prefix="promptprefix-router-")
+    folder = Path(closing.enter_context(name))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def stack(whole_stack: RouterStack) -> AsyncIterator[RouterStack]:
+    """Give the stack with its default table: three ready engines, ``b`` warm."""
+    for engine in whole_stack.engines:
+        engine.seen.clear()
+        engine.healthy = True
+    await whole_stack.publish((prefix(),), pool(whole_stack.engines, warm="b"))
+    yield whole_stack
+    for engine in whole_stack.engines:
+        engine.hold.set()
