@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from e2e.engine.tests.lab import SIZE, Lab, attention, new_scheduler, tokens
+from promptprefix_vllm.support import unsupported as find_unsupported
 
 PREFIX = tokens(1, 8 * SIZE + 1)
 
@@ -204,6 +205,12 @@ def test_without_prefix_caching(asynchronous: bool) -> None:
 
 def test_sliding_windows_are_refused(asynchronous: bool) -> None:
     unsupported(asynchronous, specs=[attention(sliding_window=64)])
+
+
+def test_several_cache_groups_are_refused(asynchronous: bool) -> None:
+    scheduler = new_scheduler(asynchronous=asynchronous)
+    scheduler.kv_cache_config.kv_cache_groups.append(scheduler.kv_cache_config.kv_cache_groups[0])
+    assert "2 KV cache groups" in find_unsupported(scheduler)
 
 
 def test_data_parallel_is_refused(asynchronous: bool) -> None:
