@@ -17,8 +17,6 @@ import jsonpatch
 import pytest
 from kmock import KubernetesEmulator, Server
 from kubernetes.aio.client.configuration import Configuration
-from promptprefix_operator.service import Operator
-from promptprefix_operator.settings import Settings
 
 from promptprefix.resource import API_VERSION, KIND, Pinning
 from promptprefix.wire import (
@@ -28,11 +26,12 @@ from promptprefix.wire import (
     Phase,
     PlacementState,
     Revision,
-    RouteTable,
     SidecarState,
     SyncRequest,
     SyncResponse,
 )
+from promptprefix_operator.service import Operator
+from promptprefix_operator.settings import Settings
 
 SECRET_TEXT = "You are the keeper of a text that must not leak."
 NEW_TEXT = "You are another keeper of another text that must not leak."
@@ -190,11 +189,11 @@ class Client:
         self._headers = {"Authorization": f"Bearer {token}"}
 
     async def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
-        async with aiohttp.ClientSession(headers=self._headers) as session:
-            async with session.request(
-                method, self._url + path, data=body, ssl=self._context
-            ) as response:
-                return response.status, await response.text()
+        async with (
+            aiohttp.ClientSession(headers=self._headers) as session,
+            session.request(method, self._url + path, data=body, ssl=self._context) as response,
+        ):
+            return response.status, await response.text()
 
 
 class FakeSidecar:

@@ -1,0 +1,263 @@
+"""The control API: who gets what, when a question is held, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+
+from promptprefix.payload import Payload
+from promptprefix.placement import Plan
+from promptprefix.resource import Pinning
+from promptprefix.wire import (
+    EngineState,
+    Placement,
+    Revision,
+    RoutePrefix,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+)
+from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.control_api import MAX_BODY_BYTES, Access, ControlApi
+from promptprefix_operator.identity import Caller
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars
+
+TERM = 7
+PAYLOAD = Payload(systemInstructions="You are a bot.")
+SYNC = "/v1/sidecar/sync"
+
+
+def placement(name: str = "a") -> Placement:
+    return Placement(
+        id=f"{name}-1",
+        namespace="ml",
+        name=name,
+        model="m",
+        fingerprint="f",
+        content_digest=PAYLOAD.digest,
+        pinning=Pinning.HARD,
+    )
+
+
+def planned(*, prefixes: tuple[RoutePrefix, ...] = (), **desired: tuple[Placement, ...]) -> Plan:
+    return Plan(desired, prefixes, (), {}, {}, frozenset())
+
+
+def question(revision: Revision | None = None, *, healthy: bool = True) -> str:
+    engine = EngineState(healthy=healthy, address="a", port=1)
+    return SyncRequest(revision=revision, state=SidecarState(engine=engine)).model_dump_json()
+
+
+class Reviewer:
+    """Knows callers by their token."""
+
+    callers = {  # noqa: RUF012
+        "pod": Caller("ml", "vllm", "p0", "u0"),
+        "other": Caller("elsewhere", "vllm", "p0", "u9"),
+        "unbound": Caller("ml", "vllm"),
+        "router": Caller("system", "router"),
+    }
+
+    async def review(self, token: str) -> Caller | None:
+        if token == "broken":
+            raise ApiError(0, "down")
+        return self.callers.get(token)
+
+
+@dataclass
+class Setup:
+    publication: Publication = field(default_factory=lambda: Publication(TERM))
+    metrics: Metrics = field(default_factory=Metrics)
+    wakes: int = 0
+    client: TestClient = field(init=False)  # type: ignore[type-arg]
+
+    def __post_init__(self) -> None:
+        self.sidecars = Sidecars(lambda: 0.0, 45, self._wake)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def counted(self, result: str) -> float:
+        registry: CollectorRegistry = self.metrics.registry
+        name = "promptprefix_operator_sync_requests_total"
+        return registry.get_sample_value(name, {"result": result}) or 0.0
+
+    async def ask(
+        self, method: str, path: str, bearer: str = "pod", body: str | None = None
+    ) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        data = None if body is None else io.BytesIO(body.encode())
+        async with self.client.request(method, path, headers=headers, data=data) as answer:
+            return answer.status, await answer.text()
+
+    async def polls(self, pod: str) -> None:
+        """Wait until the pod's question is held."""
+        while not (found := self.sidecars.connected().get(pod)) or found.polls == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def _serve(hold: float) -> AsyncIterator[Setup]:
+    setup = Setup()
+    api = ControlApi(
+        reviewer=Reviewer(),
+        access=Access(["ml"], ["system/router"]),
+        sidecars=setup.sidecars,
+        publication=setup.publication,
+        content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
+        metrics=setup.metrics,
+        hold_seconds=hold,
+    )
+    async with TestClient(TestServer(api.application())) as setup.client:
+        yield setup
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Setup]:
+    async for setup in _serve(30):
+        yield setup
+
+
+@pytest.fixture
+async def hasty() -> AsyncIterator[Setup]:
+    async for setup in _serve(0.02):
+        yield setup
+
+
+async def test_news_is_answered_by_the_plan_that_knows_it(patient: Setup) -> None:
+    patient.publication.publish(planned(u0=()))
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question()))
+    await patient.polls("u0")
+    assert not asking.done(), "the published set was made without this report"
+    assert patient.wakes == 1
+    patient.publication.publish(planned(u0=(placement(),)))
+    status, text = await asking
+    assert status == 200
+    assert SyncResponse.model_validate_json(text).placements == (placement(),)
+    assert patient.counted("set") == 1
+
+
+async def test_a_current_sidecar_waits_for_a_change_of_its_own_set(patient: Setup) -> None:
+    patient.publication.publish(planned(u0=(), u1=()))
+    revision = patient.publication.set_of("u0").revision
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question(revision)))
+    await patient.polls("u0")
+    patient.publication.publish(planned(u0=(), u1=(placement(),)))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    patient.publication.publish(planned(u0=(placement(),), u1=()))
+    assert (await asking)[0] == 200
+
+
+async def test_an_old_revision_without_other_news_is_answered_at_once(patient: Setup) -> None:
+    patient.publication.publish(planned(u0=()))
+    old = Revision(term=TERM - 1, number=99)
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question(old)))
+    await patient.polls("u0")
+    patient.publication.publish(planned(u0=()))
+    assert (await asking)[0] == 200
+    assert (await patient.ask("POST", SYNC, body=question(old)))[0] == 200
+
+
+async def test_without_a_change_the_answer_is_204(hasty: Setup) -> None:
+    hasty.publication.publish(planned(u0=()))
+    revision = hasty.publication.set_of("u0").revision
+    assert (await hasty.ask("POST", SYNC, body=question(revision)))[0] == 503, "no plan knows it"
+    hasty.publication.publish(planned(u0=()))
+    assert await hasty.ask("POST", SYNC, body=question(revision)) == (204, "")
+    assert hasty.counted("unchanged") == 1
+
+
+async def test_a_poll_that_is_given_up_is_counted_out(patient: Setup) -> None:
+    patient.publication.publish(planned(u0=()))
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question()))
+    await patient.polls("u0")
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    patient.publication.publish(planned(u0=()))
+    async with asyncio.timeout(5):
+        while patient.sidecars.connected()["u0"].polls:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+REFUSED = [
+    ("POST", SYNC, "", None, 401),
+    ("POST", SYNC, "unknown", question(), 401),
+    ("POST", SYNC, "other", question(), 403),
+    ("POST", SYNC, "unbound", question(), 403),
+    ("POST", SYNC, "router", question(), 403),
+    ("POST", SYNC, "broken", question(), 503),
+    ("POST", SYNC, "pod", "{", 400),
+    ("POST", SYNC, "pod", '{"state": {"engine": {"healthy": "secret text"}}}', 400),
+    ("POST", SYNC, "pod", "x" * (MAX_BODY_BYTES + 1), 413),
+    ("POST", SYNC, "pod", question(Revision(term=TERM + 1, number=1)), 409),
+    ("GET", "/v1/routes", "pod", None, 403),
+    ("GET", "/v1/routes", "other", None, 403),
+    ("GET", f"/v1/routes?term={TERM + 1}&number=1", "router", None, 409),
+    ("GET", "/v1/routes?term=1", "router", None, 400),
+    ("GET", f"/v1/content/{PAYLOAD.digest}", "other", None, 403),
+    ("GET", f"/v1/content/{'0' * 64}", "pod", None, 403),
+    ("GET", "/v1/content/../../etc/passwd", "pod", None, 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "token", "body", "expected"), REFUSED)
+async def test_refusals(
+    hasty: Setup, method: str, path: str, token: str, body: str | None, expected: int
+) -> None:
+    hasty.publication.publish(planned(u0=()))
+    status, text = await hasty.ask(method, path, token, body)
+    assert status == expected
+    assert '"message"' in text
+    assert "secret text" not in text
+    if path == SYNC:
+        assert hasty.counted(str(expected)) == 1
+    assert hasty.sidecars.connected() == {}
+
+
+async def test_content_is_for_the_pods_that_were_told_to_hold_it(hasty: Setup) -> None:
+    hasty.publication.publish(planned(u0=(placement(),), u1=()))
+    path = f"/v1/content/{PAYLOAD.digest}"
+    status, text = await hasty.ask("GET", path)
+    assert (status, Payload.model_validate_json(text)) == (200, PAYLOAD)
+    hasty.publication.publish(planned(u0=(), u1=(placement(),)))
+    assert (await hasty.ask("GET", path))[0] == 403
+
+
+async def test_routes_are_held_until_they_change(patient: Setup) -> None:
+    patient.publication.publish(planned())
+    status, text = await patient.ask("GET", "/v1/routes", "router")
+    assert status == 200
+    first = patient.publication.routes
+    assert text == first.model_dump_json()
+    path = f"/v1/routes?term={TERM}&number={first.revision.number}"
+    asking = asyncio.create_task(patient.ask("GET", path, "router"))
+    patient.publication.publish(planned(u0=(placement(),)))
+    await asyncio.sleep(0.01)
+    assert not asking.done(), "a desired set is no route"
+    prefix = RoutePrefix(name="a", tenant="ml", model="m", fingerprint="f")
+    patient.publication.publish(planned(prefixes=(prefix,)))
+    status, text = await asking
+    assert (status, text) == (200, patient.publication.routes.model_dump_json())
+
+
+async def test_unchanged_routes_are_204_and_before_the_first_plan_503(hasty: Setup) -> None:
+    assert (await hasty.ask("GET", "/v1/routes", "router"))[0] == 503
+    hasty.publication.publish(planned())
+    number = hasty.publication.routes.revision.number
+    path = f"/v1/routes?term={TERM}&number={number}"
+    assert await hasty.ask("GET", path, "router") == (204, "")
+
+
+async def test_too_many_sidecars_are_refused(hasty: Setup) -> None:
+    state = SidecarState(engine=EngineState(healthy=True, address="a", port=1))
+    for index in range(MAX_SIDECARS):
+        hasty.sidecars.report(f"x{index}", state, None)
+    assert (await hasty.ask("POST", SYNC, body=question()))[0] == 503
