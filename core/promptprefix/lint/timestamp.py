@@ -33,7 +33,7 @@ WEEKDAY = (
 )
 DAY = r"\d{1,2}(?:st|nd|rd|th)?"
 DATES = (
-    r"\d{4}-\d{2}-\d{2}",
+    r"\d{4}[-/]\d{2}[-/]\d{2}",
     rf"{DAY} (?:of )?{MONTH},? \d{{4}}",
     rf"{MONTH} {DAY},? \d{{4}}",
     r"\d{1,2}/\d{1,2}/\d{4}",
@@ -42,6 +42,7 @@ DATES = (
 
 STAMP = re.compile(
     rf"\b(?:\d{{4}}-\d{{2}}-\d{{2}}[T ]\d{{2}}:\d{{2}}"  # ISO 8601
+    r"|\d{8}T\d{4,6}Z?\b"  # ISO 8601, basic format
     rf"|{WEEKDAY},? {DAY} {MONTH} \d{{4}}"  # RFC 2822, long dates
     rf"|{WEEKDAY},? {MONTH} {{1,2}}{DAY},? (?:\d{{4}}|\d{{2}}:\d{{2}}))"  # ctime, long dates
 )

@@ -30,6 +30,7 @@ def offsets(rule: str, text: str, field: str = "systemInstructions") -> list[int
 GENERATED = [
     "2026-11-29T14:15:00Z",
     "Session of «2026-11-29 14:15»",
+    "Built at «20261129T141500Z»",
     "Sun, 29 Nov 2026 14:15:00 +0000",
     "Sun Nov 29 14:15:00 2026",
     "It is «Sunday, November 29, 2026».",
@@ -38,6 +39,7 @@ GENERATED = [
     "Today is «Sunday».",
     "Today's date is «November 29th, 2026».",
     "Current date: «29 Nov 2026»",
+    "The current date is «2026/11/29».",
     "The current date is «29/11/2026».",
     "current_date: «2026-11-29»",
     "Date: «2026-11-29»",
