@@ -116,6 +116,9 @@ def config_map_of(body: Mapping[str, Any]) -> ConfigMap:
     data = body.get("data") or {}
     fields = {key: str(data[key]) for key in CONTENT_FIELDS if key in data}
     if fields:
-        return ConfigMap(Payload(**fields))
+        try:
+            return ConfigMap(Payload(**fields))
+        except ValidationError as error:
+            return ConfigMap(None, explain(error, "data"))
     expected = ", ".join(CONTENT_FIELDS)
     return ConfigMap(None, f"it has none of the keys {expected} under data")

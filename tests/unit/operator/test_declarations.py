@@ -1,0 +1,230 @@
+"""From readings to prefixes: texts, refusals, lint policy and the versions that are remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from promptprefix.fingerprint import payload_fingerprint
+from promptprefix.fleet import Prefix, placement_id
+from promptprefix.payload import Payload
+from promptprefix.reasons import Reason
+from promptprefix.resource import LintFinding
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.declarations import Declarations
+
+SECRET = "a text that must not be told"
+LONE_SURROGATE = (
+    '[{"type": "function", "function": {"name": "\\ud800", "description": "' + SECRET + '"}}]'
+)
+FINDING = LintFinding(
+    rule="clock", severity="Warning", path="systemInstructions", offset=0, message="m"
+)
+
+
+def resource(
+    content: dict[str, Any] | None = None, version: int = 1, **spec: Any
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": "u-1",
+            "namespace": "ml",
+            "name": "a",
+            "generation": 3,
+            "resourceVersion": str(version),
+        },
+        "spec": {
+            "model": "m",
+            "pods": {"selector": {"matchLabels": {"app": "v"}}},
+            "content": content or {"inline": {"systemInstructions": "one"}},
+        }
+        | spec,
+    }
+
+
+class Linter:
+    def __init__(self, *findings: LintFinding) -> None:
+        self.findings, self.calls = findings, 0
+
+    def __call__(
+        self, payload: Payload, *, model: str = "", ignore: Collection[str] = ()
+    ) -> list[LintFinding]:
+        self.calls += 1
+        return [each for each in self.findings if each.rule not in ignore]
+
+
+def read(declarations: Declarations, cluster: Cluster, body: dict[str, Any]) -> Prefix:
+    cluster.see_resource(body)
+    [prefix] = declarations.prefixes(cluster)
+    return prefix
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(lambda: None)
+
+
+@pytest.fixture
+def declarations() -> Declarations:
+    return Declarations(Linter())
+
+
+def test_an_inline_text_is_a_version(declarations: Declarations, cluster: Cluster) -> None:
+    prefix = read(declarations, cluster, resource())
+    payload = Payload(systemInstructions="one")
+    assert prefix.version is not None
+    assert prefix.version.id == placement_id("u-1", "m", payload.digest)
+    assert prefix.version.fingerprint == payload_fingerprint("m", payload)
+    assert (prefix.generation, prefix.refusal, prefix.earlier) == (3, None, ())
+    assert declarations.payload(payload.digest) == payload
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "word"),
+    [
+        (resource(spec_extra=1), Reason.INVALID_SPEC, "spec.spec_extra"),
+        (resource(replicas=0), Reason.INVALID_SPEC, "replicas"),
+        (
+            resource({"inline": {"systemInstructions": 7, "other": SECRET}}),
+            Reason.INVALID_SPEC,
+            "other",
+        ),
+        (resource({"inline": {"toolDefinitions": "[{]"}}), Reason.INVALID_TOOLS, "toolDefinitions"),
+        (
+            resource({"inline": {"systemInstructions": "x", "chatTemplateOptions": "[]"}}),
+            Reason.INVALID_CONTENT,
+            "chatTemplateOptions",
+        ),
+        (resource({"inline": {"toolDefinitions": " [ ]"}}), Reason.INVALID_CONTENT, "neither"),
+        (
+            resource({"inline": {"systemInstructions": f"{SECRET} \ud800"}}),
+            Reason.INVALID_SPEC,
+            "systemInstructions",
+        ),
+        (
+            resource({"inline": {"toolDefinitions": LONE_SURROGATE}}),
+            Reason.INVALID_TOOLS,
+            "toolDefinitions",
+        ),
+    ],
+)
+def test_what_can_not_work_is_refused_with_its_field_and_without_its_text(
+    declarations: Declarations, cluster: Cluster, body: dict[str, Any], reason: Reason, word: str
+) -> None:
+    refusal = read(declarations, cluster, body).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.stalled) == (reason, True)
+    assert word in refusal.message
+    assert SECRET not in refusal.message
+
+
+def test_a_config_map_is_awaited_read_missed_and_read_again(
+    declarations: Declarations, cluster: Cluster
+) -> None:
+    key = ("ml", "texts")
+    prefix = read(declarations, cluster, resource({"configMapRef": {"name": "texts"}}))
+    assert prefix.refusal is not None
+    assert prefix.refusal.reason is Reason.RECONCILING
+    assert cluster.missing == {key}
+
+    def seen(body: dict[str, Any] | None) -> Prefix:
+        cluster.see_config_map(key, body)
+        return declarations.prefixes(cluster)[0]
+
+    missing = seen(None).refusal
+    assert missing is not None
+    assert (missing.reason, missing.stalled) == (Reason.CONTENT_NOT_FOUND, False)
+    without = seen({"data": {"systemInstruction": SECRET}}).refusal
+    assert without is not None
+    assert without.reason is Reason.INVALID_CONTENT
+    assert "systemInstructions" in without.message
+    assert SECRET not in without.message
+    unreadable = seen({"data": {"systemInstructions": f"{SECRET} \ud800"}}).refusal
+    assert unreadable is not None
+    assert unreadable.reason is Reason.INVALID_CONTENT
+    assert SECRET not in unreadable.message
+    found = seen({"data": {"systemInstructions": "two", "README": "more"}})
+    assert found.refusal is None
+    assert declarations.payload(Payload(systemInstructions="two").digest) is not None
+
+
+def test_config_maps_that_nobody_refers_to_are_not_kept(cluster: Cluster) -> None:
+    cluster.see_config_map(("ml", "texts"), {"data": {"systemInstructions": SECRET}})
+    assert SECRET not in repr(vars(cluster))
+    cluster.see_resource(resource({"configMapRef": {"name": "texts"}}))
+    cluster.see_config_map(("ml", "texts"), {"data": {"systemInstructions": SECRET}})
+    assert SECRET in repr(vars(cluster))
+    cluster.see_resource(resource(version=2))
+    assert SECRET not in repr(vars(cluster))
+
+
+def edit(text: str, version: int) -> dict[str, Any]:
+    return resource({"inline": {"systemInstructions": text}}, version)
+
+
+def test_versions_are_remembered_newest_first_and_forgotten_when_nobody_holds_them(
+    declarations: Declarations, cluster: Cluster
+) -> None:
+    texts = [f"text {index}" for index in range(6)]
+    ids = [placement_id("u-1", "m", Payload(systemInstructions=text).digest) for text in texts]
+    for index, text in enumerate(texts):
+        prefix = read(declarations, cluster, edit(text, index + 1))
+    assert [each.id for each in prefix.earlier] == ids[4:1:-1]
+    declarations.prune(cluster.resources, {ids[3]})
+    [prefix] = declarations.prefixes(cluster)
+    assert [each.id for each in prefix.earlier] == [ids[3]]
+    assert declarations.payload(Payload(systemInstructions=texts[4]).digest) is None
+    again = read(declarations, cluster, edit(texts[3], 9))
+    assert again.version is not None
+    assert again.version.id == ids[3]
+    assert [each.id for each in again.earlier] == [ids[5]]
+
+
+def test_a_broken_edit_keeps_the_version_before_it(
+    declarations: Declarations, cluster: Cluster
+) -> None:
+    first = read(declarations, cluster, edit("one", 1)).version
+    broken = read(declarations, cluster, resource({"inline": {"toolDefinitions": "[{]"}}, 2))
+    assert (broken.version, broken.earlier) == (None, (first,))
+
+
+def test_gone_resources_leave_nothing(declarations: Declarations, cluster: Cluster) -> None:
+    read(declarations, cluster, edit(SECRET, 1))
+    cluster.forget_resource("u-1")
+    declarations.prune(cluster.resources, ())
+    assert declarations.prefixes(cluster) == ()
+    assert SECRET not in repr(vars(declarations)) + repr(vars(cluster))
+
+
+@pytest.mark.parametrize(
+    ("lint", "refused", "reported"),
+    [
+        ({"policy": "Warn"}, False, True),
+        ({"policy": "Enforce"}, True, True),
+        ({"policy": "Enforce", "ignore": ["clock"]}, False, False),
+        ({"policy": "Off"}, False, False),
+    ],
+)
+def test_lint_policies(
+    cluster: Cluster, lint: dict[str, Any], refused: bool, reported: bool
+) -> None:
+    linter = Linter(FINDING)
+    declarations = Declarations(linter)
+    prefix = read(declarations, cluster, resource(lint=lint))
+    assert (prefix.refusal is not None) == refused
+    if prefix.refusal is not None:
+        assert (prefix.refusal.reason, prefix.refusal.stalled) == (Reason.LINT_FAILED, True)
+        assert "clock" in prefix.refusal.message
+    assert prefix.lint == ((FINDING,) if reported else ())
+    declarations.prefixes(cluster)
+    assert linter.calls == (0 if lint["policy"] == "Off" else 1), "findings are remembered"
+
+
+def test_an_older_reading_does_not_replace_a_newer_one(cluster: Cluster) -> None:
+    cluster.see_resource(resource(version=5, model="new"))
+    cluster.see_resource(resource(version=4, model="old"))
+    spec = cluster.resources["u-1"].spec
+    assert spec is not None
+    assert spec.model == "new"

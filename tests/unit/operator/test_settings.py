@@ -1,0 +1,99 @@
+"""Settings from the environment, logs without prompts, and the port for probes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from pydantic import ValidationError
+
+from promptprefix_operator.health import health_application
+from promptprefix_operator.logs import configure_logs
+from promptprefix_operator.manifests import explain
+from promptprefix_operator.metrics import Metrics, Warmth
+from promptprefix_operator.settings import Settings
+
+
+def read(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Settings:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"PROMPTPREFIX_{name}", value)
+    return Settings()
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read(
+        monkeypatch,
+        NAMESPACES="ml, other",
+        OWN_NAMESPACE="system",
+        ROUTER_SERVICE_ACCOUNTS="system/router,",
+        LISTEN_PORT="9443",
+    )
+    assert settings.namespaces == ("ml", "other")
+    assert settings.router_service_accounts == ("system/router",)
+    assert (settings.listen_port, settings.metrics_port) == (9443, 8081)
+    assert settings.service_name == "promptprefix-operator"
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({"OWN_NAMESPACE": "system"}, "namespaces"),
+        ({"NAMESPACES": "", "OWN_NAMESPACE": "system"}, "namespaces"),
+        ({"NAMESPACES": "Ml", "OWN_NAMESPACE": "system"}, "namespaces"),
+        ({"NAMESPACES": "ml"}, "own_namespace"),
+        (
+            {"NAMESPACES": "ml", "OWN_NAMESPACE": "s", "ROUTER_SERVICE_ACCOUNTS": "router"},
+            "router_service_accounts",
+        ),
+        ({"NAMESPACES": "ml", "OWN_NAMESPACE": "s", "TLS_CERT_FILE": "/x"}, "tls_key_file"),
+    ],
+)
+def test_bad_settings_are_named(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], field: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        read(monkeypatch, **environment)
+    assert field in explain(caught.value, "settings")
+
+
+@pytest.fixture
+def _logs() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before, level
+
+
+@pytest.mark.usefixtures("_logs")
+def test_debug_logs_do_not_open_those_that_quote_objects(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("debug")
+    logging.getLogger("kopf.objects").info("body: secret")
+    logging.getLogger("kopf._core.reactor").debug("body: secret")
+    logging.getLogger("promptprefix_operator.x").debug("plain")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == ["plain"]
+
+
+async def test_health_and_metrics() -> None:
+    metrics, ages = Metrics(), [None, 3.0, 200.0]
+    warmth = [Warmth("ml", "a", desired=2, warm=1, pinned=0)]
+    metrics.watch_warmth(lambda: warmth)
+    app = health_application(metrics.registry, lambda: ages[0], 120)
+    async with TestClient(TestServer(app)) as client:
+        for status in (503, 200, 503):
+            async with client.get("/healthz") as answer:
+                assert answer.status == status
+            ages.pop(0)
+            ages.append(None)
+        async with client.get("/metrics") as answer:
+            text = await answer.text()
+        assert 'promptprefix_warm_pods{name="a",namespace="ml"} 1.0' in text
+        assert 'promptprefix_desired_pods{name="a",namespace="ml"} 2.0' in text
+        warmth.clear()
+        async with client.get("/metrics") as answer:
+            assert 'name="a"' not in await answer.text()
