@@ -77,10 +77,10 @@ class Namespaces:
             "echo 1 > /proc/sys/net/ipv4/ip_forward",
             "mount -t tmpfs -o mode=755 tmpfs /run",
         ]
-        # What is written once and thrown away stays in memory: about 200 MB, much faster.
-        for name in ("containerd", "etcd"):
-            (self.state / name).mkdir(mode=0o700)
-            script.append(f"mount -t tmpfs -o mode=700 tmpfs {self.state / name}")
+        # Images and container roots in memory, about 160 MB: unmounting them from a busy disk
+        # takes seconds, since it writes them out first.
+        (self.state / "containerd").mkdir(mode=0o700)
+        script.append(f"mount -t tmpfs -o mode=700 tmpfs {self.state}/containerd")
         for target in ("/var/log", "/var/lib/cni"):
             source = self.state / "mounts" / target[1:]
             source.mkdir(parents=True)
