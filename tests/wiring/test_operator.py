@@ -21,7 +21,6 @@ from kubernetes.aio.client.configuration import Configuration
 from promptprefix.resource import API_VERSION, KIND, Pinning
 from promptprefix.wire import (
     AUDIENCE,
-    HARD_PINS,
     EngineState,
     Phase,
     PlacementState,
@@ -37,6 +36,8 @@ SECRET_TEXT = "You are the keeper of a text that must not leak."
 NEW_TEXT = "You are another keeper of another text that must not leak."
 MODEL = "m"
 PREFIXES = "promptprefix.dev/v1alpha1/promptprefixes"
+OBJECT = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
+PASSES = "promptprefix_operator_plan_seconds_count"
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
@@ -67,7 +68,7 @@ class ApiServer(KubernetesEmulator):
     def _settled(self, request: Any) -> Any:
         """Return the change as a merge patch that also moves version and generation."""
         key = (request.resource, request.namespace, request.name)
-        known = self._objects[key] if key in self._objects else None
+        known = self._objects[key] if key in self._objects else None  # noqa: SIM401 - no mapping
         old = copy.deepcopy(dict(known.raw)) if known is not None and not known.deleted else {}
         data = request.data
         if isinstance(data, list):
@@ -86,16 +87,11 @@ class ApiServer(KubernetesEmulator):
 def _reviewed(review: Any) -> dict[str, Any]:
     namespace, account, pod = [*review["spec"]["token"].split("/"), "", ""][:3]
     extra = {"pod-name": [pod], "pod-uid": [f"uid-{pod}"]} if pod else {}
-    return {
-        "status": {
-            "authenticated": bool(account),
-            "audiences": [AUDIENCE],
-            "user": {
-                "username": f"system:serviceaccount:{namespace}:{account}",
-                "extra": {f"authentication.kubernetes.io/{k}": v for k, v in extra.items()},
-            },
-        }
+    user = {
+        "username": f"system:serviceaccount:{namespace}:{account}",
+        "extra": {f"authentication.kubernetes.io/{k}": v for k, v in extra.items()},
     }
+    return {"status": {"authenticated": bool(account), "audiences": [AUDIENCE], "user": user}}
 
 
 @pytest.fixture
@@ -204,17 +200,35 @@ class FakeSidecar:
         self.applied: Revision | None = None
         self.held: dict[str, PlacementState] = {}
         self.texts: dict[str, str] = {}
+        self.wanted: set[str] = set()
+        self.stubborn = False
+        self._changed = asyncio.Event()
+
+    def release(self) -> None:
+        """Let go of what is no longer wanted."""
+        self.stubborn = False
+        self.held = {id_: state for id_, state in self.held.items() if id_ in self.wanted}
+        self._changed.set()
 
     async def run(self) -> None:
         while True:
-            status, text = await self._client.ask(
-                "POST", "/v1/sidecar/sync", self.question().model_dump_json()
+            self._changed.clear()
+            asking = asyncio.create_task(
+                self._client.ask("POST", "/v1/sidecar/sync", self.question().model_dump_json())
             )
+            changed = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({asking, changed}, return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+            if not asking.done():
+                asking.cancel()
+                continue
+            status, text = asking.result()
             if status == 204:
                 continue
             assert status == 200, text
             answer = SyncResponse.model_validate_json(text)
-            held = {}
+            self.wanted = {each.id for each in answer.placements}
+            held = dict(self.held) if self.stubborn else {}
             for each in answer.placements:
                 if each.content_digest not in self.texts:
                     code, payload = await self._client.ask(
@@ -234,13 +248,7 @@ class FakeSidecar:
 
     def question(self) -> SyncRequest:
         engine = EngineState(
-            healthy=True,
-            address="203.0.113.9",
-            port=8000,
-            models=(MODEL,),
-            epoch="e",
-            block_size=32,
-            capabilities=(HARD_PINS,),
+            healthy=True, address="203.0.113.9", port=8000, models=(MODEL,), block_size=32
         )
         state = SidecarState(engine=engine, placements=tuple(self.held.values()))
         return SyncRequest(revision=self.applied, state=state)
@@ -248,12 +256,12 @@ class FakeSidecar:
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the mock has no event for it
             await asyncio.sleep(0.01)
 
 
-def condition_of(api: ApiServer, kind: str) -> tuple[str, str]:
-    found = api.objects[PREFIXES, "ml", "triage"].get("status", {}).get("conditions", [])
+def condition_of(api: ApiServer, kind: str, name: str = "triage") -> tuple[str, str]:
+    found = api.objects[PREFIXES, "ml", name].get("status", {}).get("conditions", [])
     return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
 
 
@@ -267,15 +275,22 @@ async def send(api: ApiServer, method: str, path: str, body: Any = None) -> None
         assert found.status < 300, await found.text()
 
 
-OBJECT = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
+@asynccontextmanager
+async def polling(api: ApiServer, operator: Operator) -> AsyncIterator[FakeSidecar]:
+    sidecar = FakeSidecar(Client(api, operator, "ml/vllm/vllm-0"))
+    task = asyncio.create_task(sidecar.run())
+    try:
+        yield sidecar
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_life_of_a_prefix_and_no_annotation_with_its_text(
     api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(api) as operator, asyncio.TaskGroup() as group:
-        sidecar = FakeSidecar(Client(api, operator, "ml/vllm/vllm-0"))
-        polling = group.create_task(sidecar.run())
+    async with running(api) as operator, polling(api, operator) as sidecar:
         await send(api, "POST", OBJECT, resource())
         await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
         status = api.objects[PREFIXES, "ml", "triage"]["status"]
@@ -289,15 +304,94 @@ async def test_life_of_a_prefix_and_no_annotation_with_its_text(
         await send(api, "DELETE", f"{OBJECT}/triage")
         await until(lambda: not exists(api))
         assert sidecar.held == {}
-        polling.cancel()
 
     patches = [each for each in api if each.method.value.upper() == "PATCH"]
-    assert len(patches) >= 4
-    for request in patches:
-        if "annotations" in request.text or isinstance(request.data, list):
-            assert SECRET_TEXT not in request.text
-            assert NEW_TEXT not in request.text
-    assert any("annotations" in request.text for request in patches)
+    from_operator = [each for each in patches if "spec" not in json.loads(each.text)]
+    assert any("finalizers" in each.text for each in from_operator)
+    for request in from_operator:
+        assert "must not leak" not in request.text
+    assert any("annotations" in each.text for each in from_operator)
     events = [each.data for each in api if each.resource and each.resource.plural == "events"]
-    assert [event["reason"] for event in events][-1] == "Warm"
+    assert [event["reason"] for event in events] == ["Warming", "Warm", "Warming", "Warm"]
     assert "must not leak" not in json.dumps(events) + caplog.text
+
+
+async def test_a_status_that_is_right_is_not_written_again(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator):
+        await send(api, "POST", OBJECT, resource())
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        writes = status_writes(api)
+        passes = await counted(operator, PASSES)
+        while await counted(operator, PASSES) < passes + 3:  # noqa: ASYNC110 - three resyncs
+            await asyncio.sleep(0.05)
+        assert status_writes(api) == writes
+        assert await counted(operator, "promptprefix_apply_to_warm_seconds_count") == 1
+
+
+def status_writes(api: ApiServer) -> int:
+    return len([each for each in api if each.subresource == "status"])
+
+
+async def counted(operator: Operator, name: str) -> float:
+    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+
+async def test_a_deletion_waits_until_the_sidecar_says_it_is_gone(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource())
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        sidecar.stubborn = True
+        await send(api, "DELETE", f"{OBJECT}/triage")
+        await until(lambda: sidecar.wanted == set())
+        assert exists(api)
+        assert sidecar.held
+        sidecar.release()
+        await until(lambda: not exists(api))
+
+
+async def test_deletions_that_began_before_the_operator_wait_too(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource())
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        held = sidecar.held
+    await send(api, "DELETE", f"{OBJECT}/triage")
+    async with running(api) as operator:
+        later = FakeSidecar(Client(api, operator, "ml/vllm/vllm-0"))
+        later.held, later.stubborn = held, True
+        task = asyncio.create_task(later.run())
+        await until(lambda: later.applied is not None)
+        assert exists(api)
+        later.release()
+        await until(lambda: not exists(api))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_resource_that_never_warmed_can_be_deleted(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator):
+        await send(api, "POST", OBJECT, resource(content={"configMapRef": {"name": "texts"}}))
+        await until(lambda: condition_of(api, "Ready") == ("False", "ContentNotFound"))
+        config_map = {
+            "metadata": {"name": "texts", "namespace": "ml", "uid": "cm"},
+            "data": {"toolDefinitions": "[{]"},
+        }
+        await send(api, "POST", "/api/v1/namespaces/ml/configmaps", config_map)
+        await until(lambda: condition_of(api, "Stalled") == ("True", "InvalidTools"))
+        await send(api, "DELETE", f"{OBJECT}/triage")
+        await until(lambda: not exists(api))
+
+
+async def test_one_bad_resource_does_not_block_another(api: ApiServer) -> None:
+    bad = resource(content={"inline": {"unknown": SECRET_TEXT}})
+    bad["metadata"] |= {"name": "bad", "uid": "33-44"}
+    api.objects[PREFIXES, "ml", "bad"] = bad
+    api.objects[PREFIXES, "ml", "triage"] = resource()
+    async with running(api) as operator, polling(api, operator):
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        await until(lambda: condition_of(api, "Ready", "bad") == ("False", "InvalidSpec"))
+        message = repr(api.objects[PREFIXES, "ml", "bad"].raw["status"])
+        assert "spec.content.inline.unknown" in message
+        assert SECRET_TEXT not in message
