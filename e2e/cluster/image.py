@@ -19,6 +19,7 @@ from e2e.cluster.binaries import Progress
 from e2e.cluster.errors import ClusterError
 
 NONROOT = 65532
+KEPT_ARCHIVES = 3  # of 90 MB each
 # For `kubectl exec`; vLLM asks lscpu about the machine.
 PROGRAMS = ("cat", "dash", "env", "head", "id", "ls", "lscpu", "sleep", "tail")
 
@@ -87,6 +88,11 @@ def find_or_build(progress: Progress) -> Images:
         archive.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=archive.parent, prefix="making-") as temporary:
             _write_archive(images, content, Path(temporary)).rename(archive)
+        newest_first = sorted(
+            archive.parent.glob("python-*.tar"), key=lambda file: file.stat().st_mtime, reverse=True
+        )
+        for old in newest_first[KEPT_ARCHIVES:]:
+            old.unlink(missing_ok=True)
     return images
 
 
