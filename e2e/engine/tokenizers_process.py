@@ -41,12 +41,12 @@ def trained(kind: str, texts: list[str]) -> Any:
         trainer: Any = trainers.UnigramTrainer(
             vocab_size=VOCABULARY,
             special_tokens=SPECIAL,
-            unk_token="<unk>",  # noqa: S106 - a token, not a password
+            unk_token="<unk>",
             show_progress=False,
         )
     else:
         metaspace = kind == "metaspace-bpe"
-        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=metaspace))  # noqa: S106
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=metaspace))
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if metaspace:
