@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -26,12 +26,13 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
     """Stopped under load and started again: no failed request, and Envoy counts the bypass."""
     bypassed = "envoy_http_ext_authz_failure_mode_allowed"
     assert await stack.stat(bypassed) == 0
-    statuses: list[int] = []
+    answers: list[tuple[int, str]] = []
     stopping = asyncio.Event()
 
     async def load() -> None:
         while not stopping.is_set():
-            statuses.append((await ask(stack, declared())).status_code)
+            response = await ask(stack, declared())
+            answers.append((response.status_code, response.text if response.is_error else ""))
 
     async def bypasses() -> bool:
         return await stack.stat(bypassed) >= 20
@@ -41,7 +42,7 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
         return "warm;match=fingerprint" in response.headers.get_list(DECISION)
 
     tasks = [asyncio.create_task(load()) for _ in range(8)]
-    await until(_more_than(statuses, 40), "load runs")
+    await until(_more_than(answers, 40), "load runs")
     await stack.stop_picker()
     await until(bypasses, "Envoy counts bypasses")
     during = await ask(stack, declared())
@@ -51,11 +52,11 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
     await until(routed_again, "the new picker routes")
     stopping.set()
     await asyncio.gather(*tasks)
-    assert set(statuses) == {200}
-    assert len(statuses) > 60
+    assert set(answers) == {(200, "")}
+    assert len(answers) > 60
 
 
-def _more_than(items: list[int], count: int) -> Callable[[], Awaitable[bool]]:
+def _more_than(items: Sequence[object], count: int) -> Callable[[], Awaitable[bool]]:
     async def reached() -> bool:
         return len(items) > count
 

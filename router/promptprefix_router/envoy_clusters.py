@@ -48,7 +48,12 @@ def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         "connect_timeout": "2s",
         "load_balancing_policy": {"policies": [_override_host()]},
         # An engine that fails its checks or is not ready is never a fallback, not even the last.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        # Envoy's default of merging changes of health over 1 s would leave a pool that just came
+        # up without a healthy engine for that long.
+        "common_lb_config": {
+            "healthy_panic_threshold": {"value": 0},
+            "update_merge_window": "0s",
+        },
         "health_checks": [_health_check(settings)],
         # Without this an engine that left the route table would be served while it is healthy.
         "ignore_health_on_host_removal": True,
