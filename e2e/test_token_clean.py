@@ -59,7 +59,7 @@ TOOLS = (
     '[{"type":"function","function":{"name":"suche","description":"Findet 注文 – schnell 🙂",'
     '"parameters":{"type":"object","properties":{"z":{"minimum":1.0},"a":{"maximum":1e22}}}}}]'
 )
-WORDS = ["Reply", "as:", "(x)", "näive", "日本", "json()", "12345", "users'", "e.g.", "<b>", "\t", "ok\n"]
+WORDS = [
     "Reply",
     "as:",
     "(x)",

@@ -101,7 +101,7 @@ class Executor:
         if snapshot.block_size == 0:
             raise EngineError("the engine has not told its block size yet")
         head = await self._renderer.head(record.placement.model, payload, snapshot.block_size)
-        _check_size(head, snapshot)
+        _check_engine(head, snapshot)
         return head
 
     def _prepare_failed(self, record: Record, failure: Failure) -> None:
@@ -167,8 +167,13 @@ def _transient(error: ControlError | EngineError) -> Failure:
     return Failure(Reason.WARM_FAILED, str(error))
 
 
-def _check_size(head: Head, snapshot: Snapshot) -> None:
+def _check_engine(head: Head, snapshot: Snapshot) -> None:
     """Raise `HeadError` where the engine can't hold the head at all."""
+    if not snapshot.engine.prefix_caching:
+        raise HeadError(
+            Reason.WARM_FAILED,
+            "the engine runs without prefix caching: start it with --enable-prefix-caching",
+        )
     longest = snapshot.engine.max_model_len
     if longest and head.tokens + 2 > longest:
         raise HeadError(

@@ -150,7 +150,7 @@ def _with_evidence(record: Record, report: PinReport, moment: Moment) -> Record:
     if seen is not None:
         record = _with_hits(record, seen, moment)
     if record.pinned is not Pinning.HARD:
-        return record
+        return _found_pinned(record, seen)
     if seen is None:
         return _lost(record, report.released.get(record.pin_id, ""), moment.now)
     if not seen.view.whole:
@@ -160,6 +160,14 @@ def _with_evidence(record: Record, report: PinReport, moment: Moment) -> Record:
         resident_tokens=seen.view.resident_tokens,
         pinned_tokens=seen.view.pinned_tokens,
     )
+
+
+def _found_pinned(record: Record, seen: SeenPin | None) -> Record:
+    """A pin whose answer was lost is held all the same."""
+    asked = record.placement.pinning is Pinning.HARD and record.phase is Phase.WARM
+    if seen is None or record.head is None or not asked or not complete(seen.view, record.head):
+        return record
+    return warmed(record, Pinning.HARD, 0.0, FOREVER)
 
 
 def _with_hits(record: Record, seen: SeenPin, moment: Moment) -> Record:

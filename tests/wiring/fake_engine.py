@@ -88,6 +88,7 @@ class FakeEngine:
     template: str = "<{system}|{tools}|U:{user}>A:"
     merges: frozenset[str] = frozenset()
     usage_details: bool = True
+    prefix_caching: bool = True
     up: bool = True
     waiting: int = 0
     models: tuple[str, ...] = (MODEL,)
@@ -186,7 +187,7 @@ class FakeEngine:
         return (
             f"process_start_time_seconds {1000 + self.boot}\n"
             f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{self.blocks}",'
-            'enable_prefix_caching="True"} 1\n'
+            f'enable_prefix_caching="{self.prefix_caching}"}} 1\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self.waiting}\n'
             f'vllm:prefix_cache_hits_total{{engine="0"}} {self.hits}\n'
             f'vllm:prefix_cache_queries_total{{engine="0"}} {self.queries}\n'

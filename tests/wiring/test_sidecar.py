@@ -400,6 +400,17 @@ async def test_what_can_not_work_says_why_and_does_not_hold_the_pod_back(
     assert words in state.message
 
 
+async def test_an_engine_without_prefix_caching_says_so(
+    control: FakeControl, tmp_path: Path
+) -> None:
+    engine = FakeEngine(prefix_caching=False)
+    placement = control.placement("triage", TEXT)
+    await control.want([placement])
+    async with running(engine, control, tmp_path):
+        state = await control.state(placement.id, Phase.FAILED)
+    assert "--enable-prefix-caching" in state.message
+
+
 async def test_a_model_that_is_not_served_is_warmed_once_it_is(
     control: FakeControl, tmp_path: Path
 ) -> None:

@@ -119,6 +119,15 @@ def test_a_pin_that_lost_blocks_is_dead(short: dict[str, int]) -> None:
     assert record.hard_evictions == 1
 
 
+def test_a_pin_whose_answer_was_lost_counts_once_it_is_reported() -> None:
+    soft = replace(warm("a", pinned=Pinning.SOFT), pin_failures=1, pin_reason="WarmFailed")
+    record = lifecycle.with_report(snapshot(soft), report(pin(soft)), NOW).records["a"]
+    assert (record.pinned, record.pin_failures, record.pin_reason) == (Pinning.HARD, 0, "")
+    other = replace(soft, head=head(first=9))
+    record = lifecycle.with_report(snapshot(other), report(pin(soft)), NOW).records["a"]
+    assert record == other
+
+
 def test_hits_are_told_in_unix_time() -> None:
     seen = pin(A, seen_at=98.0)
     seen = replace(seen, view=seen.view.model_copy(update={"last_hit_age_s": 5.0}))
