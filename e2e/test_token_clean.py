@@ -176,7 +176,7 @@ def test_a_boundary_that_user_turns_split_is_left_out(tokens: Tokens, tokenizer:
     tokens.tokenizer, tokens.template = tokenizer, TEMPLATES["plain"]
     found = set()
     for length in range(8, 60):
-        payload = Payload(systemInstructions="x " * length)
+        payload = Payload(systemInstructions="x " * (length // 2) + "x" * (length % 2))
         plain = tokens.tokenize(dict(probe_body("m", payload, "a")))
         merged = tokens.tokenize(dict(probe_body("m", payload, "(see")))
         shared = next(i for i, (a, b) in enumerate(zip(plain, merged, strict=False)) if a != b)
