@@ -42,7 +42,7 @@ TEMPLATES = {
     "plain": (
         "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
         + _TOOLS
-        + "\n{% else %}User:{{ m.content }}\nAssistant:{% endif %}{% endfor %}"
+        + "{{ '\\n' }}{% else %}User:{{ m.content }}\nAssistant:{% endif %}{% endfor %}"
     ),
     "space": (
         "<s>{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
