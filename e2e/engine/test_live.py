@@ -86,13 +86,17 @@ def test_a_pinned_prefix_stays_cached_and_an_unpinned_one_does_not(client: Engin
     press(client, times=3)
 
     assert client.cached_tokens([*unpinned[:-1], *user_turn]) == 0
-    started = time.monotonic()
-    assert client.cached_tokens([*pinned[:-1], *user_turn]) == PREFIX_BLOCKS * BLOCK_SIZE
-    warm = time.monotonic() - started
+    warm = cold
+    for seed in (4, 5, 6):
+        # The best of three: others may be using the processor.
+        started = time.monotonic()
+        chat = [*pinned[:-1], *tokens(seed, 40)]
+        assert client.cached_tokens(chat) == PREFIX_BLOCKS * BLOCK_SIZE
+        warm = min(warm, time.monotonic() - started)
     tell(f"{len(pinned)} tokens: cold {cold:.2f} s, warm {warm:.2f} s")
     assert warm < cold / 3
     pin = pins_of(client)["kept"]
-    assert (pin["hits"], pin["priority"]) == (1, 5)
+    assert (pin["hits"], pin["priority"]) == (3, 5)
     assert pin["resident_tokens"] == pin["pinned_tokens"] == PREFIX_BLOCKS * BLOCK_SIZE
 
     assert client.command("unpin", "kept")["pins"][0]["state"] == "released"
@@ -239,3 +243,19 @@ def test_leases_run_out(client: EngineClient) -> None:
     eventually(lambda: pins_of(client) == {})
     assert released is not None
     assert client.command("renew", "short")["reason"] == "UnknownPin"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_every_api_answers(client: EngineClient, path: str) -> None:
+    tool = {"name": "look_up", "description": "d", "parameters": {"type": "object"}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            "messages": [{"role": "user", "content": "hello"}],
+            "tools": [{"type": "function", "function": tool}],
+            "tool_choice": "none",
+            "max_tokens": 2,
+        },
+        "/v1/responses": {"input": "hello", "max_output_tokens": 2},
+        "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+    }
+    assert client.post(path, {"model": "demo", **bodies[path]})["usage"]
