@@ -61,7 +61,8 @@ class Prefix:
 
     ``version`` is the declared text, absent when it can't be read; with a ``refusal`` it is not
     warmed. ``earlier`` holds the versions before it that pods may still hold, newest first.
-    ``conditions`` are those of the resource's present status.
+    ``conditions`` are those of the resource's present status. Without being ``guarded`` by our
+    finalizer it could vanish before its pins are released, so nothing is placed for it.
     """
 
     uid: str
@@ -75,6 +76,7 @@ class Prefix:
     lint: tuple[LintFinding, ...] = ()
     conditions: tuple[Condition, ...] = ()
     deleting: bool = False
+    guarded: bool = True
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ class Plan:
     """What should be.
 
     ``desired`` maps the uid of each connected pod to its whole set. ``statuses`` maps the uids of
-    resources, but for those that are being deleted or of which too little is known right after the
-    start; ``holders`` names the connected pods that may still hold some version of one. ``kept``
+    resources, but for those that are being deleted or about which it is too early to speak;
+    ``holders`` names the connected pods that may still hold some version of one. ``kept``
     holds the ids of all versions that some pod should hold.
     """
 
@@ -43,7 +43,7 @@ class Plan:
 class _Choice:
     """One resource's pods. ``selected`` match its selector; ``chosen`` should hold it.
 
-    ``awaited``: some of them may yet report what they hold, so nothing is added or said.
+    ``awaited``: it is too early to add or say anything; what is held stays.
     """
 
     prefix: Prefix
@@ -106,11 +106,15 @@ def _spread(
         for each in draft.chosen:
             load[each.pod.uid] += 1
     return [
-        replace(draft, awaited=True)
-        if settling and not all(each.connected for each in draft.selected)
-        else _fill(draft, load)
+        replace(draft, awaited=True) if _too_early(draft, settling) else _fill(draft, load)
         for draft in drafts
     ]
+
+
+def _too_early(draft: _Choice, settling: bool) -> bool:
+    return not draft.prefix.guarded or (
+        settling and not all(each.connected for each in draft.selected)
+    )
 
 
 def _selected(

@@ -47,6 +47,11 @@ class Cluster:
         """The ConfigMaps that are referred to and were not read yet."""
         return self._referred - self._config_maps.keys()
 
+    @property
+    def referred(self) -> frozenset[Key]:
+        """The ConfigMaps that resources refer to."""
+        return self._referred
+
     def config_map(self, key: Key) -> ConfigMap | None:
         """Return a ConfigMap that is referred to; None if it does not exist."""
         return self._config_maps.get(key)
@@ -85,6 +90,9 @@ class Cluster:
         if key not in self._referred:
             return
         found = None if body is None else config_map_of(body)
+        known = self._config_maps.get(key)
+        if found is not None and known is not None and _older(found.version, known.version):
+            return
         if key not in self._config_maps or self._config_maps[key] != found:
             self._config_maps[key] = found
             self._changed()

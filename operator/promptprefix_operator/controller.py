@@ -111,27 +111,29 @@ class Controller:
     def step(self) -> None:
         """Observe, plan and publish once; a plan that fails leaves the one before in force."""
         began = self._clock()
-        sessions = self._sidecars.connected()
-        snapshot = Snapshot(
-            prefixes=self._declarations.prefixes(self._cluster),
-            pods=tuple(self._cluster.pods.values()),
-            sidecars={
-                uid: self._publication.sidecar(uid, session.state, session.applied)
-                for uid, session in sessions.items()
-            },
-            settling=self._settling > 0,
-        )
         try:
+            snapshot = self._observe()
             made = plan(snapshot, self._now())
         except (ValueError, LookupError, TypeError) as error:
             self._metrics.plan_errors.inc()
             log.error("plan failed", error=type(error).__name__, exc_info=True)
             return
         self._execute(snapshot, made)
-        self._metrics.connected_sidecars.set(len(sessions))
+        self._metrics.connected_sidecars.set(len(snapshot.sidecars))
         self._passed = self._clock()
         self._planned_seconds = self._passed - began
         self._metrics.plan_seconds.observe(self._planned_seconds)
+
+    def _observe(self) -> Snapshot:
+        return Snapshot(
+            prefixes=self._declarations.prefixes(self._cluster),
+            pods=tuple(self._cluster.pods.values()),
+            sidecars={
+                uid: self._publication.sidecar(uid, session.state, session.applied)
+                for uid, session in self._sidecars.connected().items()
+            },
+            settling=self._settling > 0,
+        )
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:
         self._statuses, self._holders = made.statuses, made.holders

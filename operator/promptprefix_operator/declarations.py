@@ -98,6 +98,7 @@ class Declarations:
             lint=lint,
             conditions=conditions,
             deleting=resource.deleting,
+            guarded=resource.guarded,
         )
 
     def _text(self, resource: Resource, spec: PromptPrefixSpec | None, cluster: Cluster) -> Text:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import kopf
@@ -15,10 +16,9 @@ import kopf
 from promptprefix.resource import GROUP, PLURAL, VERSION
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
-from promptprefix_operator.manifests import uid_of
+from promptprefix_operator.manifests import FINALIZER, uid_of
 from promptprefix_operator.status_writer import EventType, StatusWriter
 
-FINALIZER = "promptprefix.dev/finalizer"
 _PREFIX = "promptprefix.dev"
 _RELEASE_WAIT_S = 5.0
 _RELEASE_RETRY_S = 1.0
@@ -78,13 +78,14 @@ def registry_of(
             if isinstance(result, Exception):
                 raise result
 
-    async def release(uid: str, runtime: Any, **_: Any) -> None:
+    async def release(uid: str, runtime: timedelta, **_: Any) -> None:
+        left = release_seconds - runtime.total_seconds()
         try:
-            async with asyncio.timeout(_RELEASE_WAIT_S):
+            async with asyncio.timeout(max(0.0, min(_RELEASE_WAIT_S, left))):
                 while not controller.released(uid):
                     await passed()
         except TimeoutError:
-            if runtime.total_seconds() < release_seconds:
+            if left > _RELEASE_WAIT_S:
                 raise kopf.TemporaryError(
                     "sidecars still hold the prefix", delay=_RELEASE_RETRY_S
                 ) from None

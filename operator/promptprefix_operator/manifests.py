@@ -12,12 +12,16 @@ from promptprefix.fleet import Pod
 from promptprefix.payload import CONTENT_FIELDS, Payload
 from promptprefix.resource import PromptPrefixSpec, PromptPrefixStatus
 
+FINALIZER = "promptprefix.dev/finalizer"
 _FINISHED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A PromptPrefix as last seen. ``spec_error`` says why the spec can't be read."""
+    """A PromptPrefix as last seen.
+
+    ``spec_error`` says why the spec can't be read; ``guarded``: it has our finalizer.
+    """
 
     uid: str
     namespace: str
@@ -28,12 +32,14 @@ class Resource:
     spec_error: str
     status: PromptPrefixStatus | None
     deleting: bool
+    guarded: bool
 
 
 @dataclass(frozen=True)
 class ConfigMap:
     """The content of a ConfigMap: its payload, or why it has none."""
 
+    version: int | None
     payload: Payload | None
     error: str = ""
 
@@ -52,6 +58,7 @@ def resource_of(body: Mapping[str, Any]) -> Resource:
         spec_error=spec_error,
         status=_status_of(body.get("status")),
         deleting="deletionTimestamp" in metadata,
+        guarded=FINALIZER in (metadata.get("finalizers") or ()),
     )
 
 
@@ -113,12 +120,12 @@ def pod_of(body: Mapping[str, Any]) -> Pod:
 
 def config_map_of(body: Mapping[str, Any]) -> ConfigMap:
     """Read the content fields of a ConfigMap; other keys are none of ours."""
-    data = body.get("data") or {}
+    version, data = version_of(body), body.get("data") or {}
     fields = {key: str(data[key]) for key in CONTENT_FIELDS if key in data}
     if fields:
         try:
-            return ConfigMap(Payload(**fields))
+            return ConfigMap(version, Payload(**fields))
         except ValidationError as error:
-            return ConfigMap(None, explain(error, "data"))
+            return ConfigMap(version, None, explain(error, "data"))
     expected = ", ".join(CONTENT_FIELDS)
-    return ConfigMap(None, f"it has none of the keys {expected} under data")
+    return ConfigMap(version, None, f"it has none of the keys {expected} under data")

@@ -54,7 +54,7 @@ class Observer:
             await self._persist(self.sweep)
 
     async def sweep(self) -> None:
-        """Drop the objects that were known before this reading and that it does not find."""
+        """Drop what was known before this reading and what it does not find."""
         resources, pods = set(self._cluster.resources), set(self._cluster.pods)
         for namespace in self._namespaces:
             resources -= {uid_of(each) for each in await self._api.list_all(_resources(namespace))}
@@ -63,6 +63,8 @@ class Observer:
             self._cluster.forget_resource(uid)
         for uid in pods:
             self._cluster.forget_pod(uid)
+        for key in sorted(self._cluster.referred):
+            self._cluster.see_config_map(key, await self._config_map(key))
 
     async def _read_all(self) -> None:
         for namespace in self._namespaces:

@@ -149,7 +149,7 @@ def resource(text: str = SECRET_TEXT, **spec: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(api: ApiServer) -> AsyncIterator[Operator]:
+async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
     settings = Settings(
         namespaces=("ml",),
         own_namespace="system",
@@ -160,7 +160,7 @@ async def running(api: ApiServer) -> AsyncIterator[Operator]:
         metrics_port=0,
         router_service_accounts=("system/router",),
         resync_seconds=1.0,
-    )
+    ).model_copy(update=changed)
     operator = Operator(settings, Configuration(host=str(api.url).rstrip("/")))
     task = asyncio.create_task(operator.run())
     ready = asyncio.create_task(operator.ready.wait())
@@ -352,6 +352,16 @@ async def test_a_deletion_waits_until_the_sidecar_says_it_is_gone(api: ApiServer
         await until(lambda: not exists(api))
 
 
+async def test_a_deletion_does_not_wait_for_ever(api: ApiServer) -> None:
+    async with running(api, release_seconds=0.5) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource())
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        sidecar.stubborn = True
+        await send(api, "DELETE", f"{OBJECT}/triage")
+        await until(lambda: not exists(api))
+        assert sidecar.held, "its lease ends on its own"
+
+
 async def test_deletions_that_began_before_the_operator_wait_too(api: ApiServer) -> None:
     async with running(api) as operator, polling(api, operator) as sidecar:
         await send(api, "POST", OBJECT, resource())
@@ -387,9 +397,9 @@ async def test_a_resource_that_never_warmed_can_be_deleted(api: ApiServer) -> No
 async def test_one_bad_resource_does_not_block_another(api: ApiServer) -> None:
     bad = resource(content={"inline": {"unknown": SECRET_TEXT}})
     bad["metadata"] |= {"name": "bad", "uid": "33-44"}
-    api.objects[PREFIXES, "ml", "bad"] = bad
-    api.objects[PREFIXES, "ml", "triage"] = resource()
     async with running(api) as operator, polling(api, operator):
+        await send(api, "POST", OBJECT, bad)
+        await send(api, "POST", OBJECT, resource())
         await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
         await until(lambda: condition_of(api, "Ready", "bad") == ("False", "InvalidSpec"))
         message = repr(api.objects[PREFIXES, "ml", "bad"].raw["status"])

@@ -224,6 +224,13 @@ def test_right_after_a_start_nothing_new_is_placed_or_said_before_all_have_repor
     assert ids(plan(replace(early, settling=False), NOW)) == {"uid-p0": ["a-1"]}
 
 
+def test_without_the_finalizer_nothing_new_is_placed_and_nothing_held_is_lost() -> None:
+    pods, _ = fleet(2)
+    sidecars = {"uid-p0": sidecar(state("a-1")), "uid-p1": sidecar()}
+    made = plan(Snapshot((prefix("a", guarded=False),), pods, sidecars), NOW)
+    assert (ids(made), made.statuses) == ({"uid-p0": ["a-1"], "uid-p1": []}, {})
+
+
 phases = st.sampled_from(Phase)
 
 

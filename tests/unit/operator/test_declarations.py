@@ -44,6 +44,13 @@ def resource(
     }
 
 
+def texts(system: str, version: int = 1) -> dict[str, Any]:
+    return {
+        "metadata": {"resourceVersion": str(version)},
+        "data": {"systemInstructions": system, "README": "more"},
+    }
+
+
 class Linter:
     def __init__(self, *findings: LintFinding) -> None:
         self.findings, self.calls = findings, 0
@@ -136,25 +143,26 @@ def test_a_config_map_is_awaited_read_missed_and_read_again(
     missing = seen(None).refusal
     assert missing is not None
     assert (missing.reason, missing.stalled) == (Reason.CONTENT_NOT_FOUND, False)
-    without = seen({"data": {"systemInstruction": SECRET}}).refusal
+    without = seen({"metadata": {}, "data": {"systemInstruction": SECRET}}).refusal
     assert without is not None
     assert without.reason is Reason.INVALID_CONTENT
     assert "systemInstructions" in without.message
     assert SECRET not in without.message
-    unreadable = seen({"data": {"systemInstructions": f"{SECRET} \ud800"}}).refusal
+    unreadable = seen(texts(f"{SECRET} \ud800")).refusal
     assert unreadable is not None
     assert unreadable.reason is Reason.INVALID_CONTENT
     assert SECRET not in unreadable.message
-    found = seen({"data": {"systemInstructions": "two", "README": "more"}})
+    found = seen(texts("two", version=5))
     assert found.refusal is None
     assert declarations.payload(Payload(systemInstructions="two").digest) is not None
+    assert seen(texts("one", version=4)) == found, "an older reading"
 
 
 def test_config_maps_that_nobody_refers_to_are_not_kept(cluster: Cluster) -> None:
-    cluster.see_config_map(("ml", "texts"), {"data": {"systemInstructions": SECRET}})
+    cluster.see_config_map(("ml", "texts"), texts(SECRET))
     assert SECRET not in repr(vars(cluster))
     cluster.see_resource(resource({"configMapRef": {"name": "texts"}}))
-    cluster.see_config_map(("ml", "texts"), {"data": {"systemInstructions": SECRET}})
+    cluster.see_config_map(("ml", "texts"), texts(SECRET))
     assert SECRET in repr(vars(cluster))
     cluster.see_resource(resource(version=2))
     assert SECRET not in repr(vars(cluster))
