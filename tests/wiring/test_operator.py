@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -12,15 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import attrs
-import jsonpatch
 import pytest
-from kmock import KubernetesEmulator, Server
+from kmock import Server
 from kubernetes.aio.client.configuration import Configuration
 
 from promptprefix.resource import API_VERSION, KIND, Pinning
 from promptprefix.wire import (
-    AUDIENCE,
     EngineState,
     Phase,
     PlacementState,
@@ -32,66 +28,14 @@ from promptprefix.wire import (
 from promptprefix_operator.service import Operator
 from promptprefix_operator.settings import Settings
 
+from .fake_kubernetes import ApiServer
+
 SECRET_TEXT = "You are the keeper of a text that must not leak."
 NEW_TEXT = "You are another keeper of another text that must not leak."
 MODEL = "m"
 PREFIXES = "promptprefix.dev/v1alpha1/promptprefixes"
 OBJECT = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
 PASSES = "promptprefix_operator_plan_seconds_count"
-TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
-
-
-@attrs.define(kw_only=True)
-class ApiServer(KubernetesEmulator):
-    """The mock, with versions and generations, JSON patches and token reviews.
-
-    Every token ``<namespace>/<account>/<pod>`` is valid.
-    """
-
-    version: int = 100
-
-    async def _handle(self, request: Any) -> aiohttp.web.StreamResponse:
-        if request.url.path == TOKEN_REVIEWS:
-            return aiohttp.web.json_response(_reviewed(request.data))
-        if request.method.value.upper() in ("POST", "PUT", "PATCH") and request.resource:
-            self.version += 1
-            try:
-                object.__setattr__(request, "data", self._settled(request))
-            except jsonpatch.JsonPatchTestFailed:
-                return aiohttp.web.json_response({"kind": "Status", "code": 422}, status=422)
-        if request.method.value.upper() == "PUT":  # only Secrets are replaced, and none is watched
-            stored = self._objects[request.resource, request.namespace, request.name]
-            stored.patch(request.data)
-            return aiohttp.web.json_response(stored.raw)
-        return await super()._handle(request)
-
-    def _settled(self, request: Any) -> Any:
-        """Return the change as a merge patch that also moves version and generation."""
-        key = (request.resource, request.namespace, request.name)
-        known = self._objects[key] if key in self._objects else None  # noqa: SIM401 - no mapping
-        old = copy.deepcopy(dict(known.raw)) if known is not None and not known.deleted else {}
-        data = request.data
-        if isinstance(data, list):
-            new = jsonpatch.apply_patch(old, data)
-            data = {"metadata": {"finalizers": new["metadata"].get("finalizers", [])}}
-        data = copy.deepcopy(data)
-        metadata = data.setdefault("metadata", {})
-        metadata["resourceVersion"] = str(self.version)
-        if "generateName" in metadata:
-            metadata["name"] = f"{metadata['generateName']}{self.version}"
-        if "spec" in data:
-            metadata["generation"] = int(old.get("metadata", {}).get("generation", 0)) + 1
-        return data
-
-
-def _reviewed(review: Any) -> dict[str, Any]:
-    namespace, account, pod = [*review["spec"]["token"].split("/"), "", ""][:3]
-    extra = {"pod-name": [pod], "pod-uid": [f"uid-{pod}"]} if pod else {}
-    user = {
-        "username": f"system:serviceaccount:{namespace}:{account}",
-        "extra": {f"authentication.kubernetes.io/{k}": v for k, v in extra.items()},
-    }
-    return {"status": {"authenticated": bool(account), "audiences": [AUDIENCE], "user": user}}
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""A mock of the API server: kmock, with versions, generations, JSON patches and token reviews."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import aiohttp.web
+import attrs
+import jsonpatch
+from kmock import KubernetesEmulator
+
+from promptprefix.wire import AUDIENCE
+
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
+@attrs.define(kw_only=True)
+class ApiServer(KubernetesEmulator):
+    """Every token ``<namespace>/<account>/<pod>`` is valid."""
+
+    version: int = 100
+
+    async def _handle(self, request: Any) -> aiohttp.web.StreamResponse:
+        if request.url.path == TOKEN_REVIEWS:
+            return aiohttp.web.json_response(_reviewed(request.data))
+        if request.method.value.upper() in ("POST", "PUT", "PATCH") and request.resource:
+            self.version += 1
+            try:
+                object.__setattr__(request, "data", self._settled(request))
+            except jsonpatch.JsonPatchTestFailed:
+                return aiohttp.web.json_response({"kind": "Status", "code": 422}, status=422)
+        if request.method.value.upper() == "PUT":  # only Secrets are replaced, and none is watched
+            stored = self._objects[request.resource, request.namespace, request.name]
+            stored.patch(request.data)
+            return aiohttp.web.json_response(stored.raw)
+        return await super()._handle(request)
+
+    def _settled(self, request: Any) -> Any:
+        """Return the change as a merge patch that also moves version and generation."""
+        key = (request.resource, request.namespace, request.name)
+        known = self._objects[key] if key in self._objects else None  # noqa: SIM401 - no mapping
+        old = copy.deepcopy(dict(known.raw)) if known is not None and not known.deleted else {}
+        data = request.data
+        if isinstance(data, list):
+            new = jsonpatch.apply_patch(old, data)
+            data = {"metadata": {"finalizers": new["metadata"].get("finalizers", [])}}
+        data = copy.deepcopy(data)
+        metadata = data.setdefault("metadata", {})
+        metadata["resourceVersion"] = str(self.version)
+        if "generateName" in metadata:
+            metadata["name"] = f"{metadata['generateName']}{self.version}"
+        if "spec" in data:
+            metadata["generation"] = int(old.get("metadata", {}).get("generation", 0)) + 1
+        return data
+
+
+def _reviewed(review: Any) -> dict[str, Any]:
+    namespace, account, pod = [*review["spec"]["token"].split("/"), "", ""][:3]
+    extra = {"pod-name": [pod], "pod-uid": [f"uid-{pod}"]} if pod else {}
+    user = {
+        "username": f"system:serviceaccount:{namespace}:{account}",
+        "extra": {f"authentication.kubernetes.io/{k}": v for k, v in extra.items()},
+    }
+    return {"status": {"authenticated": bool(account), "audiences": [AUDIENCE], "user": user}}
