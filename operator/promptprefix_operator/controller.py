@@ -7,7 +7,7 @@ began is in its plan.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 
 import structlog
@@ -63,6 +63,7 @@ class Controller:
         self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
         self._statuses: Mapping[str, PromptPrefixStatus] = {}
         self._holders: Mapping[str, tuple[str, ...]] = {}
+        self._heard: Collection[str] = ()
         metrics.watch_warmth(self._warmth)
 
     def status(self, uid: str) -> PromptPrefixStatus | None:
@@ -91,10 +92,9 @@ class Controller:
             return False
         if self._settling <= 0:
             return True
-        connected = self._sidecars.connected()
         selector = resource.spec.pods.selector if resource.spec is not None else None
         return all(
-            pod.uid in connected or pod.leaving
+            pod.uid in self._heard or pod.leaving
             for pod in self._cluster.pods.values()
             if pod.namespace == resource.namespace
             and (selector is None or selector.matches(pod.labels))
@@ -137,6 +137,7 @@ class Controller:
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:
         self._statuses, self._holders = made.statuses, made.holders
+        self._heard = made.desired.keys()
         self._timer.observe(snapshot.prefixes, made.statuses)
         self._declarations.prune(self._cluster.resources, made.kept)
         self._sidecars.forget_except(self._cluster.pods)
