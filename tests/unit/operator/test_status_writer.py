@@ -1,0 +1,192 @@
+"""Writing of statuses: only what differs, told once, retried with patience."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from promptprefix.conditions import Holding, Outlook, status_of
+from promptprefix.fleet import Prefix
+from promptprefix.resource import PromptPrefixStatus
+from promptprefix.wire import EngineState, Phase, PlacementState
+from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.backoff import Backoff
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.status_writer import StatusWriter
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+BODY: dict[str, Any] = {
+    "metadata": {"uid": "u", "namespace": "ml", "name": "a", "generation": 1},
+    "spec": {
+        "model": "m",
+        "pods": {"selector": {"matchLabels": {"app": "v"}}},
+        "content": {"inline": {"systemInstructions": "x"}},
+    },
+}
+
+
+def status(*phases: Phase) -> PromptPrefixStatus:
+    engine = EngineState(healthy=True, address="a", port=1, block_size=16)
+    holdings = tuple(
+        Holding(
+            f"p{i}", PlacementState(id="i", phase=phase, pinned=Pinning.HARD, tokens=16), engine
+        )
+        for i, phase in enumerate(phases)
+    )
+    cluster = Cluster(lambda: None)
+    cluster.see_resource(BODY)
+    prefix = Prefix("u", "ml", "a", 1, cluster.resources["u"].spec)
+    return status_of(Outlook(prefix, len(holdings), holdings), NOW)
+
+
+WARMING, HALF, WARM = (
+    status(Phase.WARMING, Phase.WARMING),
+    status(Phase.WARM, Phase.WARMING),
+    status(Phase.WARM, Phase.WARM),
+)
+
+
+class Bench:
+    """A writer between a scripted API server and a plan that the test sets."""
+
+    def __init__(self) -> None:
+        self.writes: list[Mapping[str, Any]] = []
+        self.events: list[tuple[str, str]] = []
+        self.errors: list[ApiError] = []
+        self.prune: Callable[[dict[str, Any]], None] = lambda body: None
+        self.wanted: PromptPrefixStatus | None = None
+        self.now = 0.0
+        self.cluster = Cluster(lambda: None)
+        self.cluster.see_resource(BODY)
+        self.metrics = Metrics()
+        self._passed = asyncio.Event()
+        self.waiting = asyncio.Event()
+        self.writer = StatusWriter(
+            api=self,  # type: ignore[arg-type]
+            cluster=self.cluster,
+            controller=self,  # type: ignore[arg-type]
+            metrics=self.metrics,
+            clock=lambda: self.now,
+            rewrite_seconds=30,
+        )
+
+    def status(self, uid: str) -> PromptPrefixStatus | None:
+        return self.wanted if uid == "u" else None
+
+    async def patch(
+        self, path: str, body: Mapping[str, Any], kind: str, query: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        assert path.endswith("/namespaces/ml/promptprefixes/a/status")
+        assert kind == "application/apply-patch+yaml"
+        assert query == {"fieldManager": "promptprefix-operator", "force": "true"}
+        assert body["metadata"]["uid"] == "u"
+        if self.errors:
+            raise self.errors.pop(0)
+        self.writes.append(body)
+        stored = {**copy.deepcopy(BODY), "status": copy.deepcopy(body["status"])}
+        self.prune(stored)
+        return stored
+
+    async def passed(self) -> None:
+        self.waiting.set()
+        await self._passed.wait()
+
+    async def plan(self, wanted: PromptPrefixStatus | None) -> None:
+        """Publish a plan and return when the writer has nothing left to do."""
+        self.wanted = wanted
+        self.waiting.clear()
+        self._passed.set()
+        self._passed = asyncio.Event()
+        await asyncio.wait_for(self.waiting.wait(), 5)
+
+    def results(self, result: str) -> float:
+        name = "promptprefix_operator_status_writes_total"
+        return self.metrics.registry.get_sample_value(name, {"result": result}) or 0.0
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    task = asyncio.create_task(
+        made.writer.follow(
+            "u", lambda kind, reason, _: made.events.append((kind, reason)), made.passed
+        )
+    )
+    await made.waiting.wait()
+    try:
+        yield made
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_state_is_written_once_and_each_transition_told_once() -> None:
+    async with bench() as made:
+        for wanted in (None, WARMING, WARMING, HALF, WARM, WARM):
+            await made.plan(wanted)
+        assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2", "2/2"]
+        assert made.events == [("Normal", "Warming"), ("Normal", "SoftPinned")]
+        assert made.cluster.resources["u"].status == WARM
+
+
+async def test_a_status_that_is_there_already_is_neither_written_nor_told() -> None:
+    async with bench() as made:
+        made.cluster.see_resource({**BODY, "status": WARM.model_dump(mode="json")})
+        await made.plan(WARM)
+        assert (made.writes, made.events) == ([], [])
+
+
+async def test_trouble_is_a_warning() -> None:
+    failed = PlacementState(id="i", phase=Phase.FAILED, reason="WarmFailed", message="m")
+    outlook = Outlook(Prefix("u", "ml", "a", 1, None), 1, (Holding("p", failed, None),))
+    async with bench() as made:
+        await made.plan(status_of(outlook, NOW))
+        assert made.events == [("Warning", "InvalidSpec")]
+
+
+async def test_somebody_elses_writing_is_put_right_but_not_in_a_hot_loop() -> None:
+    async with bench() as made:
+        made.prune = lambda body: body["status"].pop("warm")
+        for _ in range(5):
+            await made.plan(WARM)
+        assert len(made.writes) == 1
+        made.now += 30
+        await made.plan(WARM)
+        assert len(made.writes) == 2
+        assert made.events == [("Normal", "SoftPinned")]
+
+
+async def test_a_failed_write_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    before = Backoff.next
+
+    def note(backoff: Backoff) -> float:
+        waits.append(before(backoff))
+        return 0.0
+
+    monkeypatch.setattr(Backoff, "next", note)
+    async with bench() as made:
+        made.errors = [ApiError(500, "no"), ApiError(0, "unreachable"), ApiError(409, "conflict")]
+        await made.plan(WARM)
+        assert len(made.writes) == 1
+        assert made.events == [("Normal", "SoftPinned")]
+        assert (made.results("failed"), made.results("written")) == (3, 1)
+        assert waits[0] < waits[2] <= 2.0
+
+
+async def test_a_resource_that_is_gone_is_left_alone() -> None:
+    async with bench() as made:
+        made.errors = [ApiError(404, "gone")]
+        await made.plan(WARM)
+        assert (made.writes, made.events, made.errors) == ([], [], [])
+        made.cluster.forget_resource("u")
+        await made.plan(HALF)
+        assert made.writes == []
