@@ -35,9 +35,7 @@ BODY: dict[str, Any] = {
 def status(*phases: Phase) -> PromptPrefixStatus:
     engine = EngineState(healthy=True, address="a", port=1, block_size=16)
     holdings = tuple(
-        Holding(
-            f"p{i}", PlacementState(id="i", phase=phase, pinned=Pinning.HARD, tokens=16), engine
-        )
+        Holding(f"p{i}", PlacementState(id="i", phase=phase, tokens=16), engine)
         for i, phase in enumerate(phases)
     )
     cluster = Cluster(lambda: None)
