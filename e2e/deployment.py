@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import string
 from collections.abc import Callable, Mapping
@@ -11,6 +12,11 @@ from typing import Any
 
 SYSTEM = "promptprefix-system"
 WORKLOAD = "ml"
+FOLDERS = {
+    SYSTEM: ("dependencies", "packages"),
+    WORKLOAD: ("dependencies", "packages", "vllm", "model"),
+}
+"""Which folders the pods of a namespace mount."""
 MANIFESTS = Path(__file__).parent / "manifests"
 CRD = Path(__file__).resolve().parents[1] / "crds" / "promptprefixes.promptprefix.dev.yaml"
 
@@ -42,11 +48,15 @@ def deploy(kubectl: Kubectl, sources: Sources, engine: EngineCommand) -> None:
     apply(kubectl, CRD.read_text())
     kubectl("wait", "--for=condition=Established", "crd/promptprefixes.promptprefix.dev")
     apply(kubectl, _manifest("namespaces"))
-    for namespace, name, path in _volumes(sources):
-        apply(kubectl, _manifest("environment", namespace=namespace, name=name, path=path))
+    folders = _folders(sources)
+    for namespace, names in FOLDERS.items():
+        for name in names:
+            claim, path = _claim(folders[name]), folders[name]
+            apply(kubectl, _manifest("environment", namespace=namespace, name=claim, path=path))
     apply(kubectl, _manifest("service"))
     service = kubectl("get", "service", "promptprefix-operator", "-n", SYSTEM, "-o", "json")
     values = {
+        **{name: _claim(path) for name, path in folders.items()},
         "image": sources.image,
         "operator_ip": json.loads(service)["spec"]["clusterIP"],
         "vllm_command": json.dumps(engine.command),
@@ -96,10 +106,15 @@ def _manifest(template: str, /, **values: object) -> str:
     return string.Template(text).substitute({k: str(v) for k, v in values.items()})
 
 
-def _volumes(sources: Sources) -> list[tuple[str, str, Path]]:
-    ours = [("dependencies", sources.dependencies), ("packages", sources.packages)]
-    engine = [("vllm", sources.vllm), ("model", sources.model)]
-    return [
-        *((SYSTEM, name, path) for name, path in ours),
-        *((WORKLOAD, name, path) for name, path in [*ours, *engine]),
-    ]
+def _folders(sources: Sources) -> dict[str, Path]:
+    return {
+        "dependencies": sources.dependencies,
+        "packages": sources.packages,
+        "vllm": sources.vllm,
+        "model": sources.model,
+    }
+
+
+def _claim(path: Path) -> str:
+    """Return the name of the claim of a folder: volumes can't be changed, only replaced."""
+    return f"folder-{hashlib.sha256(str(path).encode()).hexdigest()[:10]}"

@@ -160,6 +160,8 @@ def _kubelet_config(state: Path, cgroup: str, credentials: Credentials) -> dict[
         "resolvConf": str(resolver),
         "volumePluginDir": f"{state}/kubelet/volume-plugins",
         "maxPods": 40,
+        # Pods see a changed ConfigMap after this long: the CA is published while they start.
+        "syncFrequency": "5s",
         "nodeStatusUpdateFrequency": "2s",
         "nodeStatusReportFrequency": "10s",
         # The node shares its disk with the machine, which may be nearly full.

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from e2e import deployment
 from e2e.application import Application, ensure_application
 from e2e.cache import cache_root
@@ -26,8 +28,10 @@ Progress = Callable[[str], None]
 ENGINE_PORT = 8000
 SIDECAR_PORT = 8090
 ROUTER_PORT = 8080
+STATS_PORT = 9902
 REPLICAS = 2
 START_TIMEOUT_S = 900
+ROUTED_TIMEOUT_S = 60
 
 
 class DemoError(Exception):
@@ -49,7 +53,7 @@ class Stand:
 
     kubectl_command: tuple[str, ...]
     router_url: str
-    picker_url: str
+    stats_url: str
     engines: tuple[Engine, ...]
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
@@ -120,8 +124,10 @@ def open_stand(
         kubectl = _Kubectl(command)
         deployment.deploy(kubectl, parts.sources(image), parts.engine())
         _wait_ready(kubectl, progress)
+        stand = _connect(stack, command, kubectl, forward=bool(context))
+        _wait_routed(stand)
         stage("pods ready")
-        yield _connect(stack, command, kubectl, forward=bool(context))
+        yield stand
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,18 @@ def _wait_ready(kubectl: _Kubectl, progress: Progress) -> None:
         time.sleep(1)
 
 
+def _wait_routed(stand: Stand) -> None:
+    """Wait until Envoy itself counts every engine as healthy: a little after the pods are Ready."""
+    series = 'envoy_cluster_membership_healthy{envoy_cluster_name="engines"}'
+    deadline = time.monotonic() + ROUTED_TIMEOUT_S
+    while time.monotonic() < deadline:
+        lines = httpx.get(f"{stand.stats_url}/stats/prometheus", timeout=10).text.splitlines()
+        if f"{series} {REPLICAS}" in lines:
+            return
+        time.sleep(0.2)
+    raise DemoError(f"Envoy does not count {REPLICAS} healthy engines after {ROUTED_TIMEOUT_S} s")
+
+
 def _connect(
     stack: ExitStack, command: tuple[str, ...], kubectl: _Kubectl, *, forward: bool
 ) -> Stand:
@@ -190,9 +208,9 @@ def _connect(
             name, address = found["metadata"]["name"], found["status"]["podIP"]
             yield (name, *(reach(namespace, name, address, port) for port in ports))
 
-    _, router_url, picker_url = next(urls(SYSTEM, "promptprefix-router", ROUTER_PORT, 9090))
+    _, router_url, stats_url = next(urls(SYSTEM, "promptprefix-router", ROUTER_PORT, STATS_PORT))
     engines = tuple(Engine(*entry) for entry in urls(WORKLOAD, "vllm", ENGINE_PORT, SIDECAR_PORT))
-    return Stand(command, router_url, picker_url, engines)
+    return Stand(command, router_url, stats_url, engines)
 
 
 @contextmanager

@@ -76,6 +76,9 @@ def engine_arguments(model: str, options: EngineOptions) -> list[str]:
         "--enforce-eager",
         "--enable-prefix-caching",
         "--enable-prompt-tokens-details",
+        # Clients send tools; and a request with tool_choice "none" declares no tools.
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        "--exclude-tools-when-tool-choice-none",
         # The model runs in the engine's own process: one import of vLLM less at every start.
         "--distributed-executor-backend",
         "vllm.v1.executor.uniproc_executor.UniProcExecutor",

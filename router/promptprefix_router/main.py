@@ -63,12 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
     memo = FingerprintMemo(settings.memo_entries)
-    metrics = RouterMetrics(memo, time.monotonic)
+    file = EndpointsFile(settings.envoy_dir)
+    metrics = RouterMetrics(memo, time.monotonic, pool_known=lambda: not file.empty)
     ledger = LoadLedger()
     picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter, settings.max_request_bytes)
-    keeper = RouteKeeper(
-        picker, EndpointsFile(settings.envoy_dir), metrics, settings.tenant, time.monotonic
-    )
+    keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,

@@ -44,7 +44,13 @@ class _MemoUse(Collector):
 class RouterMetrics:
     """Everything that the picker counts, in a registry of its own."""
 
-    def __init__(self, memo: FingerprintMemo, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        memo: FingerprintMemo,
+        clock: Callable[[], float],
+        pool_known: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._pool_known = pool_known
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -104,12 +110,19 @@ class RouterMetrics:
         self._readings.labels(result).inc()
 
     def answer(self, request: HttpRequest) -> HttpResponse:
-        """Serve ``/metrics`` and ``/healthz``."""
+        """Serve ``/metrics``, ``/healthz`` and ``/readyz``.
+
+        Ready: the operator has sent a route table, or an earlier picker left Envoy a pool.
+        """
         if request.path == "/metrics":
             headers = (("content-type", CONTENT_TYPE_LATEST),)
             return HttpResponse(200, headers, generate_latest(self.registry))
         if request.path == "/healthz":
             return HttpResponse(200, (("content-type", "text/plain"),), b"ok\n")
+        if request.path == "/readyz":
+            if math.isfinite(self._confirmed_at) or self._pool_known():
+                return HttpResponse(200, (("content-type", "text/plain"),), b"ok\n")
+            return HttpResponse(503, (("content-type", "text/plain"),), b"no route table yet\n")
         return HttpResponse(404)
 
     def _counter(self, name: str, text: str, labels: str = "") -> Counter:
