@@ -1,0 +1,152 @@
+"""The loop: passes, failed plans, and when a deletion may go ahead."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from promptprefix.lint import lint_payload
+from promptprefix.resource import Pinning
+from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
+from promptprefix_operator import controller as module
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.controller import RECONNECT_S, Controller
+from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.manifests import FINALIZER
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.sidecars import Sidecars
+
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+
+
+class Bench:
+    """A controller with one pod; ``now`` is its monotonic clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.wake = asyncio.Event()
+        self.cluster = Cluster(self.wake.set)
+        self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set)
+        self.publication = Publication(1)
+        self.metrics = Metrics()
+        self.controller = Controller(
+            cluster=self.cluster,
+            sidecars=self.sidecars,
+            declarations=Declarations(lint_payload),
+            publication=self.publication,
+            metrics=self.metrics,
+            now=lambda: NOW,
+            clock=lambda: self.now,
+            wake=self.wake,
+            resync_seconds=30,
+        )
+        pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
+        self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
+
+    def declare(self, *, deleting: bool = False) -> None:
+        metadata: dict[str, Any] = {"uid": "u", "namespace": "ml", "name": "a", "generation": 1}
+        metadata["finalizers"] = [FINALIZER]
+        if deleting:
+            metadata["deletionTimestamp"] = "2026-11-29T00:00:00Z"
+        spec = {
+            "model": "m",
+            "pods": {"selector": {"matchLabels": {"app": "v"}}},
+            "content": {"inline": {"systemInstructions": "x"}},
+        }
+        self.cluster.see_resource({"metadata": metadata, "spec": spec})
+
+    def report(self, *held: str) -> None:
+        engine = EngineState(healthy=True, address="a", port=1, models=("m",), block_size=16)
+        placements = tuple(
+            PlacementState(id=id_, phase=Phase.WARM, tokens=16, pinned=Pinning.HARD) for id_ in held
+        )
+        state = SidecarState(engine=engine, placements=placements)
+        self.sidecars.report("p", state, self.publication.set_of("p").revision)
+
+
+def test_a_plan_that_fails_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.declare()
+    bench.report()
+    bench.controller.step()
+    before = bench.publication.set_of("p")
+    assert len(before.placements) == 1
+
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(module, "plan", fail)
+    bench.now += 5
+    bench.controller.step()
+    assert bench.publication.set_of("p") == before
+    assert bench.publication.passes == 1
+    assert bench.controller.pass_age == 5.0
+    assert bench.metrics.registry.get_sample_value("promptprefix_operator_plan_errors_total") == 1
+
+
+def test_apply_to_warm_is_timed_once() -> None:
+    bench = Bench()
+    bench.declare()
+    bench.report()
+    bench.controller.step()
+    [placement] = bench.publication.set_of("p").placements
+    bench.now += 4
+    for _ in range(2):
+        bench.report(placement.id)
+        bench.controller.step()
+    read = bench.metrics.registry.get_sample_value
+    assert read("promptprefix_apply_to_warm_seconds_count") == 1
+    assert read("promptprefix_apply_to_warm_seconds_sum") == 4.0
+
+
+def test_a_deletion_goes_ahead_after_a_plan_that_knows_it_and_all_reports() -> None:
+    bench = Bench()
+    bench.declare()
+    bench.report()
+    bench.controller.step()
+    [placement] = bench.publication.set_of("p").placements
+    bench.declare(deleting=True)
+    assert not bench.controller.released("u"), "no plan knows of it"
+    bench.report(placement.id)
+    bench.controller.step()
+    assert bench.publication.set_of("p").placements == ()
+    assert not bench.controller.released("u"), "the sidecar still reports it"
+    bench.report()
+    bench.controller.step()
+    assert bench.controller.released("u")
+
+
+def test_right_after_a_start_a_deletion_waits_for_pods_that_did_not_report() -> None:
+    bench = Bench()
+    bench.declare(deleting=True)
+    bench.controller.step()
+    assert not bench.controller.released("u")
+    bench.report()
+    assert not bench.controller.released("u"), "no plan knows the report"
+    bench.controller.step()
+    assert bench.controller.released("u")
+    silent = Bench()
+    silent.declare(deleting=True)
+    silent.now += RECONNECT_S
+    silent.controller.step()
+    assert silent.controller.released("u")
+    assert silent.controller.released("never seen")
+
+
+async def test_wake_ups_are_coalesced_into_one_pass() -> None:
+    bench = Bench()
+    task = asyncio.create_task(bench.controller.run())
+    await bench.publication.wait()
+    for _ in range(5):
+        bench.wake.set()
+        await asyncio.sleep(0)
+    bench.report()
+    await asyncio.wait_for(bench.publication.wait(), 5)
+    assert bench.publication.passes == 2
+    assert not bench.wake.is_set()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
