@@ -43,9 +43,14 @@ class Holding:
     engine: EngineState | None
 
     @property
+    def serving(self) -> bool:
+        """Whether its engine answers; one that is down holds nothing, whatever was reported."""
+        return self.engine is not None and self.engine.healthy
+
+    @property
     def warm(self) -> bool:
         """Whether the declared version is warm there."""
-        return self.state is not None and self.state.phase is Phase.WARM
+        return self.serving and self.state is not None and self.state.phase is Phase.WARM
 
     @property
     def pinned(self) -> bool:
@@ -167,9 +172,14 @@ def _warming(outlook: Outlook) -> Verdict | None:
         return Verdict(False, Reason.RECONCILING, message)
     if not cold:
         return None
-    warm = len(outlook.holdings) - len(cold)
-    message = f"Warm on {warm} of {outlook.wanted} pods; warming on {_names(cold)}."
-    return Verdict(False, Reason.WARMING, message)
+    down = [holding.pod for holding in outlook.holdings if not holding.serving]
+    warm = f"Warm on {len(outlook.holdings) - len(cold)} of {outlook.wanted} pods"
+    if len(down) == len(cold):
+        message = (
+            f"{warm}; the engine is down on {_names(down)}: it is warmed again when it is back."
+        )
+        return Verdict(False, Reason.ENGINE_NOT_HEALTHY, message)
+    return Verdict(False, Reason.WARMING, f"{warm}; warming on {_names(cold)}.")
 
 
 def _reached(outlook: Outlook) -> Verdict:
@@ -239,6 +249,10 @@ def _problems(outlook: Outlook) -> Iterator[Problem]:
     spec = outlook.prefix.spec
     for holding in outlook.holdings:
         state = holding.state
+        if not holding.serving:
+            told = "The engine is down: see its log; the prefix is warmed again when it is back."
+            yield Problem(pod=holding.pod, reason=Reason.ENGINE_NOT_HEALTHY, message=told)
+            continue
         if state is None:
             continue
         if state.phase is Phase.FAILED:

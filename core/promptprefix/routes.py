@@ -72,7 +72,12 @@ def _routed(prefix: Prefix, kept: set[str]) -> list[Version]:
 
 
 def _warm(each: Candidate, desired: Mapping[str, tuple[Placement, ...]]) -> dict[str, str]:
-    """Return the token digests by placement that the pod should hold and reports warm."""
+    """Return the token digests by placement that the pod should hold and reports warm.
+
+    An engine that is down holds nothing, whatever was reported before.
+    """
+    if each.engine is None or not each.engine.healthy:
+        return {}
     return {
         placement.id: state.token_digest
         for placement in desired.get(each.pod.uid, ())

@@ -23,8 +23,8 @@ from promptprefix.resource import PromptPrefixSpec
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "support-triage.yaml"
 CACHE_TOKENS = 128 * 32
 ROUNDS = 4
-NOISE_PER_ROUND = 2
-NOISE_TOKENS = 1280
+NOISE_PER_ROUND = 6  # of 1,024 tokens: about three quarters of both caches between the rounds
+NOISE_TOKENS = 1024
 DECLARED_PER_ROUND = 2
 SAMPLES = 5
 WARM_TIMEOUT_S = 180
@@ -58,7 +58,8 @@ class Declared:
 
     def watch(self, stand: Stand) -> Watch:
         """Follow the resource."""
-        return Watch(stand.kubectl_command, "promptprefix", self.name, "-n", WORKLOAD)
+        only = f"--field-selector=metadata.name={self.name}"  # also while it does not exist yet
+        return Watch(stand.kubectl_command, "promptprefix", only, "-n", WORKLOAD)
 
 
 @dataclass(frozen=True)

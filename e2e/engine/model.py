@@ -22,7 +22,7 @@ from typing import Any
 SEED = 20_260_101
 VOCABULARY = 8192
 HIDDEN = 512
-LAYERS = 8
+LAYERS = 4
 CONTEXT = 4096
 TRAINING_BYTES = 3_000_000
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|end|>")

@@ -201,3 +201,15 @@ def test_findings_are_reported() -> None:
     )
     status = status_of(outlook(WARM, prefix=replace(PREFIX, lint=(finding,) * 30)), NOW)
     assert len(status.lint) == 20
+
+
+def test_an_engine_that_is_down_holds_nothing() -> None:
+    down = replace(holding("p1"), engine=ENGINE.model_copy(update={"healthy": False}))
+    status = status_of(outlook(WARM, down), NOW)
+    ready = next(each for each in status.conditions if each.type == "Ready")
+    assert (ready.status, ready.reason) == ("False", Reason.ENGINE_NOT_HEALTHY)
+    assert "p1" in ready.message
+    assert (status.warmPods, status.pinnedPods, status.warm) == (1, 1, "1/2")
+    assert [(each.pod, each.reason) for each in status.problems] == [
+        ("p1", Reason.ENGINE_NOT_HEALTHY)
+    ]

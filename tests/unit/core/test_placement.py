@@ -171,6 +171,16 @@ def test_the_old_text_stays_on_a_pod_until_the_new_one_is_warm_there() -> None:
     assert made.kept == {"a-1", "a-2"}
 
 
+def test_an_engine_that_is_down_is_routed_to_as_cold() -> None:
+    a = prefix("a")
+    held = {
+        "uid-p0": sidecar(state(version("a").id)),
+        "uid-p1": sidecar(state(version("a").id), healthy=False),
+    }
+    made = plan(Snapshot((a,), (pod("p0"), pod("p1")), held), NOW)
+    assert [each.warm for each in made.endpoints] == [("a" * 64,), ()]
+
+
 def test_a_refused_text_is_not_warmed_and_the_one_before_is_kept() -> None:
     pods, _ = fleet(2)
     refusal = Refusal(Reason.INVALID_TOOLS, "no", stalled=True)
