@@ -84,7 +84,7 @@ class Parts:
         folder = self.environment.vllm_cache.parent
         site_packages = self.environment.site_packages.relative_to(folder)
         cache = self.environment.vllm_cache.relative_to(folder)
-        options = EngineOptions(host="0.0.0.0", port=ENGINE_PORT)  # noqa: S104 - a pod's own address
+        options = EngineOptions(host="0.0.0.0", port=ENGINE_PORT, fork=False)  # noqa: S104 - a pod's own address
         return EngineCommand(
             command=("python3", *engine_arguments("/opt/model", options)),
             env=engine_environment(
