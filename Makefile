@@ -33,7 +33,7 @@ unit: $(STAMP) ## Unit and wiring tests
 	$(BIN)/pytest tests
 
 crds: $(STAMP) ## Generate crds/ from the models
-	$(BIN)/python -m promptprefix.crd > crds/promptprefixes.promptprefix.dev.yaml
+	$(BIN)/python -m promptprefix_cli.crd > crds/promptprefixes.promptprefix.dev.yaml
 
 test: ## Check, then everything that needs real parts: cluster, vLLM, Envoy, demo
 	@$(PYTHON) .ci/stages.py

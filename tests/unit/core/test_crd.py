@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from promptprefix import resource
-from promptprefix.crd import FILE_NAME, crd_text, custom_resource_definition, root_schema
+from promptprefix.crd import custom_resource_definition, root_schema
 from promptprefix.schema import SchemaError, structural_schema
-
-ROOT = Path(__file__).parents[3]
 
 
 def places(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -29,15 +25,6 @@ def places(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
 
 
 PLACES = dict(places(root_schema()))
-
-
-def test_the_file_is_fresh() -> None:
-    stale = (ROOT / "crds" / FILE_NAME).read_text() != crd_text()
-    assert not stale, "crds/ differs from the models: run `make crds`"
-
-
-def test_the_text_says_what_the_definition_is() -> None:
-    assert yaml.safe_load(crd_text()) == custom_resource_definition()
 
 
 def test_names_and_subresource() -> None:
