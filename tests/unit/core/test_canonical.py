@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from typing import Any
 
 import pytest
@@ -138,3 +139,30 @@ def test_any_text_is_json_or_a_clear_error(text: str | bytes) -> None:
     except CanonicalError:
         return
     assert value == json.loads(text)
+
+
+MARKS = "\u0300\u0301\u0316\u0315\u0327\u0344\u0f71\u0f72\u0f73\u0f75\u0f81\u302e\U0001d165\u05b0"
+STARTERS = "\u01d8\u00e9\u1e9b\u0958\uac00\u0e33\u2026\U0001f600\ufb1d a"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(STARTERS, max_size=2),
+            st.text(MARKS, max_size=80),
+        ),
+        max_size=4,
+    )
+)
+def test_long_runs_of_marks_are_still_nfc(parts: list[tuple[str, str]]) -> None:
+    text = "".join(starter + 2 * marks for starter, marks in parts)
+    assert canonical_text(text) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    "marks", ["\u0315\u0316", "\u0f73", "\u0301\u0f81", "\u20d0\u0316\U0001f600"]
+)
+def test_marks_in_disorder_cost_no_quadratic_time(marks: str) -> None:
+    text = "a" + marks * 150_000
+    assert len(canonical_text(text)) >= 150_000
