@@ -63,7 +63,7 @@ class Executor:
         self._metrics = metrics
 
     async def run(self, action: KeepAction | WarmAction) -> None:
-        """Carry out one action."""
+        """Carry out one action; nothing if the board has changed since and it has no object."""
         match action:
             case Report():
                 await self._desk.report()
@@ -72,11 +72,18 @@ class Executor:
             case Unpin(pin_id):
                 await self._desk.unpin(pin_id)
             case Touch(record_id):
-                await self._touch(self._board.snapshot.records[record_id])
+                if record := self._prepared(record_id):
+                    await self._touch(record)
             case Prepare(record_id):
-                await self._prepare(self._board.snapshot.records[record_id])
+                if record := self._board.snapshot.records.get(record_id):
+                    await self._prepare(record)
             case Warm(record_id, hard):
-                await self._warm(self._board.snapshot.records[record_id], hard=hard)
+                if record := self._prepared(record_id):
+                    await self._warm(record, hard=hard)
+
+    def _prepared(self, record_id: str) -> Record | None:
+        record = self._board.snapshot.records.get(record_id)
+        return None if record is None or record.head is None else record
 
     async def _prepare(self, record: Record) -> None:
         self._change(record, lifecycle.began)
