@@ -66,7 +66,7 @@ class TokenReviewer:
 
     async def review(self, token: str) -> Caller | None:
         """Return the caller; None if the token is not valid for us. Raises `ApiError`."""
-        if not token or len(token) > MAX_TOKEN_CHARS:
+        if not token or len(token) > MAX_TOKEN_CHARS or not token.isascii():
             return None
         key = hashlib.sha256(token.encode()).digest()
         known = self._cache.get(key)
@@ -88,10 +88,13 @@ class TokenReviewer:
 
     def _remember(self, key: bytes, token: str, caller: Caller | None) -> None:
         now = self._clock()
-        until = now + (CACHE_SECONDS if caller is not None else REFUSAL_SECONDS)
-        expiry = expiry_of(token)
-        if expiry is not None:
-            until = min(until, expiry)
+        until = now + REFUSAL_SECONDS
+        if caller is not None:
+            until = now + CACHE_SECONDS
+            # Only what the API server vouches for is read: anybody can send any claims.
+            expiry = expiry_of(token)
+            if expiry is not None:
+                until = min(until, expiry)
         self._cache[key] = (until, caller)
         self._cache.move_to_end(key)
         while len(self._cache) > MAX_CACHED:

@@ -121,6 +121,21 @@ async def test_a_good_answer_is_kept_for_a_minute() -> None:
     assert await reviews.asked("t")
 
 
+def forged(claims: str) -> str:
+    return f"head.{base64.urlsafe_b64encode(claims.encode()).decode().rstrip('=')}.signature"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [forged("[" * 11_000), forged(f'{{"exp": 1{"0" * 400}}}'), "head.\udcff.signature"],
+    ids=["deep claims", "endless expiry", "bytes that are no text"],
+)
+async def test_a_forged_token_is_refused_and_breaks_nothing(token: str) -> None:
+    reviews = Reviews()
+    reviews.api.answer = review(authenticated=False)
+    assert await reviews.reviewer.review(token) is None
+
+
 async def test_never_longer_than_the_token_lives() -> None:
     reviews = Reviews()
     token = jwt({"exp": reviews.now + 5})
