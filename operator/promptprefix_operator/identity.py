@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from promptprefix.wire import AUDIENCE
 from promptprefix_operator.api_server import ApiServer
@@ -21,6 +21,8 @@ REFUSAL_SECONDS = 10.0
 MAX_CACHED = 2_048
 MAX_TOKEN_CHARS = 16_384
 _CONCURRENT_REVIEWS = 8
+
+T = TypeVar("T")
 
 _USERNAME = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 _POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -49,7 +51,8 @@ class TokenReviewer:
     """Reviews tokens by the API server.
 
     Answers are kept under the token's hash for at most a minute and never beyond the token's
-    expiry; refusals for ten seconds. ``clock`` is Unix time.
+    expiry; refusals for ten seconds, apart, so that no flood of forged tokens displaces good ones.
+    ``clock`` is Unix time.
     """
 
     def __init__(
@@ -61,7 +64,8 @@ class TokenReviewer:
         self._api = api
         self._clock = clock
         self._size = size
-        self._cache: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
+        self._callers: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
+        self._refusals: OrderedDict[bytes, float] = OrderedDict()
         self._slots = asyncio.Semaphore(_CONCURRENT_REVIEWS)
 
     async def review(self, token: str) -> Caller | None:
@@ -69,10 +73,12 @@ class TokenReviewer:
         if not token or len(token) > MAX_TOKEN_CHARS or not token.isascii():
             return None
         key = hashlib.sha256(token.encode()).digest()
-        known = self._cache.get(key)
+        known = self._callers.get(key)
         if known is not None and self._clock() < known[0]:
-            self._cache.move_to_end(key)
+            self._callers.move_to_end(key)
             return known[1]
+        if self._clock() < self._refusals.get(key, 0.0):
+            return None
         async with self._slots:
             answer = await self._api.create(
                 TOKEN_REVIEWS,
@@ -88,18 +94,23 @@ class TokenReviewer:
 
     def _remember(self, key: bytes, token: str, caller: Caller | None) -> None:
         now = self._clock()
-        until = now + REFUSAL_SECONDS
-        if caller is not None:
-            until = now + CACHE_SECONDS
+        if caller is None:
+            self._callers.pop(key, None)
+            _put(self._refusals, key, now + REFUSAL_SECONDS)
+        else:
             # Only what the API server vouches for is read: anybody can send any claims.
             expiry = expiry_of(token)
-            if expiry is not None:
-                until = min(until, expiry)
-        self._cache[key] = (until, caller)
-        self._cache.move_to_end(key)
-        while len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
-        self._size(len(self._cache))
+            until = now + CACHE_SECONDS
+            _put(self._callers, key, (until if expiry is None else min(until, expiry), caller))
+        self._size(len(self._callers) + len(self._refusals))
+
+
+def _put(cache: OrderedDict[bytes, T], key: bytes, value: T) -> None:
+    """Keep ``value`` as the newest; what is oldest makes room."""
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > MAX_CACHED:
+        cache.popitem(last=False)
 
 
 def caller_of(review: Mapping[str, Any]) -> Caller | None:

@@ -162,8 +162,18 @@ async def test_the_cache_is_bounded_and_holds_no_token() -> None:
     for index in range(MAX_CACHED + 10):
         await reviews.reviewer.review(f"secret-{index}")
     assert reviews.size == MAX_CACHED
-    assert "secret-" not in repr(vars(reviews.reviewer)["_cache"])
+    assert "secret-" not in repr(vars(reviews.reviewer))
     assert await reviews.asked("secret-0")
+
+
+async def test_a_flood_of_forged_tokens_displaces_no_good_one() -> None:
+    reviews = Reviews()
+    assert await reviews.asked("good")
+    reviews.api.answer = review(authenticated=False)
+    for index in range(MAX_CACHED + 10):
+        await reviews.reviewer.review(f"forged-{index}")
+    assert reviews.size == MAX_CACHED + 1
+    assert not await reviews.asked("good")
 
 
 async def test_oversized_tokens_are_not_sent_on() -> None:
