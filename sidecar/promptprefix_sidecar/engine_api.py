@@ -17,6 +17,8 @@ from promptprefix_sidecar.pins import PinAnswer
 
 M = TypeVar("M", bound=BaseModel)
 
+_ABORTED = "abort"
+
 
 class EngineError(Exception):
     """A question to the engine failed; the message never quotes what was sent."""
@@ -70,7 +72,12 @@ class _Usage(_Answer):
     prompt_tokens_details: _CachedTokens | None = None
 
 
+class _Choice(_Answer):
+    finish_reason: str | None = None
+
+
 class _Completion(_Answer):
+    choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     kv_transfer_params: dict[str, object] | None = None
 
@@ -145,6 +152,9 @@ class EngineApi:
             "POST", "/v1/completions", body, timeout_s or self._prefill_timeout
         )
         completion = _parse(_Completion, response)
+        if any(choice.finish_reason == _ABORTED for choice in completion.choices):
+            # Paused or put to sleep: what the plugin would have said is missing as well.
+            raise EngineError("the engine aborted the request")
         raw = (completion.kv_transfer_params or {}).get(XARG)
         usage = completion.usage or _Usage(prompt_tokens=len(prompt_ids))
         details = usage.prompt_tokens_details

@@ -90,6 +90,7 @@ class FakeEngine:
     usage_details: bool = True
     prefix_caching: bool = True
     up: bool = True
+    paused: bool = False
     waiting: int = 0
     models: tuple[str, ...] = (MODEL,)
     boot: int = 1
@@ -209,13 +210,17 @@ class FakeEngine:
         command = (body.get("vllm_xargs") or {}).get("promptprefix")
         request_id = str(len(self.requests))
         hashes = block_hashes(ids)
+        usage: dict[str, Any] = {"prompt_tokens": len(ids), "prompt_tokens_details": None}
         desk = self.desk
         if command is not None and self.plugin:
             desk.receive(request_id, command, ids, hashes)
         await self.gate.wait()
+        if self.paused:  # vLLM ends its requests then, with HTTP 200 and without their answers
+            desk.finish(request_id, hashes, False)
+            aborted = [{"finish_reason": "abort"}]
+            return httpx.Response(200, json={"choices": aborted, "usage": usage})
         cached = self.prefill(ids)
         answer = desk.finish(request_id, hashes, True)
-        usage: dict[str, Any] = {"prompt_tokens": len(ids), "prompt_tokens_details": None}
         if self.usage_details:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         reply: dict[str, Any] = {"choices": [], "usage": usage}

@@ -18,7 +18,7 @@ from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError, ControlStatusError
 from promptprefix_sidecar.settings import Settings
 from promptprefix_sidecar.sidecar import Sidecar, build_sidecar
-from promptprefix_sidecar.snapshot import PluginStatus, Snapshot
+from promptprefix_sidecar.snapshot import NEVER, PluginStatus, Snapshot
 
 from .fake_control import FakeControl
 from .fake_engine import BLOCK_SIZE, FakeEngine
@@ -169,6 +169,20 @@ async def test_without_the_plugin_the_pin_is_soft_and_says_why(
         await until(sidecar, lambda _: len(engine.sent("/v1/completions")) > touches + 3)
         assert control.states[-1].engine.capabilities == ()
         assert control.states[-1].engine.epoch == "1001"
+
+
+async def test_an_aborted_command_does_not_mean_that_the_plugin_is_missing(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    placement = control.placement("triage", TEXT)
+    await control.want([placement])
+    async with running(engine, control, tmp_path) as sidecar:
+        await control.state(placement.id)
+        engine.paused = True
+        await until(sidecar, lambda s: s.plugin.ask_at != NEVER or s.plugin.report is None)
+        engine.paused = False
+        assert sidecar.board.snapshot.plugin.status is PluginStatus.WORKING
+        assert sidecar.board.snapshot.records[placement.id].pinned is Pinning.HARD
 
 
 async def test_a_soft_pin_that_was_evicted_is_warmed_again(
