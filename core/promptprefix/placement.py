@@ -69,7 +69,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
                     placements[version.id] = _placement(choice.prefix, version)
                 sets[each.pod.uid].append(placements[version.id])
     desired = {uid: tuple(held) for uid, held in sets.items()}
-    holders = _holders(candidates)
+    holders = _holders(prefixes, candidates)
     return Plan(
         desired=desired,
         prefixes=route_prefixes_of(prefixes, candidates, desired),
@@ -212,12 +212,17 @@ def _placement(prefix: Prefix, version: Version) -> Placement:
     )
 
 
-def _holders(candidates: Mapping[str, Sequence[Candidate]]) -> dict[str, tuple[str, ...]]:
+def _holders(
+    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]]
+) -> dict[str, tuple[str, ...]]:
+    """Return who holds what; a pod has no say in the resources of another namespace."""
+    homes = {prefix.uid: prefix.namespace for prefix in prefixes}
     holders: dict[str, list[str]] = defaultdict(list)
-    for group in candidates.values():
+    for namespace, group in candidates.items():
         for each in group:
             for uid in each.holds:
-                holders[uid].append(each.pod.name)
+                if homes.get(uid, namespace) == namespace:
+                    holders[uid].append(each.pod.name)
     return {uid: tuple(sorted(names)) for uid, names in holders.items()}
 
 

@@ -212,6 +212,16 @@ def test_a_pod_holds_what_it_was_told_until_it_says_otherwise() -> None:
     assert plan(Snapshot((), pods, freed), NOW).holders == {}
 
 
+def test_a_pod_has_no_say_in_another_namespace() -> None:
+    liar = pod("liar", namespace="theirs")
+    sidecars = {liar.uid: sidecar(state("a-1"), state("b-1"))}
+    gone = (prefix("a", spec(suspend=True)), prefix("b", deleting=True))
+    made = plan(Snapshot(gone, (liar,), sidecars), NOW)
+    assert made.holders == {}
+    ready = next(each for each in made.statuses["a"].conditions if each.type == "Ready")
+    assert (ready.status, ready.reason) == ("True", Reason.SUSPENDED)
+
+
 def test_traffic_goes_only_where_the_api_server_says_and_only_for_what_was_asked() -> None:
     pods = (pod("p0"), replace(pod("p1"), address=""), pod("p2", leaving=True))
     claims = (state("a-1", digest="not a digest"), state("z-1", digest="c" * 64))
