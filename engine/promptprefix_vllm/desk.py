@@ -36,9 +36,11 @@ class PinDesk:
         self._monotonic = monotonic
         self._pending: dict[str, Command] = {}
         self._answers: dict[str, Answer] = {}
+        self._refusals: dict[str, Answer] = {}
 
     def knows(self, request_id: str) -> bool:
-        return request_id in self._pending or request_id in self._answers
+        known = (self._pending, self._answers, self._refusals)
+        return any(request_id in requests for requests in known)
 
     def is_warm_up(self, request_id: str) -> bool:
         command = self._pending.get(request_id)
@@ -48,13 +50,15 @@ class PinDesk:
         self, request_id: str, text: object, token_ids: Sequence[int], hashes: Sequence[bytes]
     ) -> None:
         """``hashes``: the chained hashes of the prompt's full blocks."""
-        if len(self._pending) + len(self._answers) >= MAX_PENDING:
-            return
         try:
             command = parse(text)
             self._verifier.verify(command, token_ids, self._wall_clock())
         except CommandError as refused:
-            self._answers[request_id] = refusal(refused)
+            # Anybody can send these; they must not take the place of genuine ones.
+            if len(self._refusals) < MAX_PENDING:
+                self._refusals[request_id] = refusal(refused)
+            return
+        if len(self._pending) + len(self._answers) >= MAX_PENDING:
             return
         now = self._monotonic()
         self.table.release_expired(now)
@@ -65,7 +69,7 @@ class PinDesk:
 
     def finish(self, request_id: str, hashes: Sequence[bytes], completed: bool) -> Answer | None:
         """``completed``: the request ran to its end; one that was aborted pins nothing."""
-        answer = self._answers.pop(request_id, None)
+        answer = self._answers.pop(request_id, None) or self._refusals.pop(request_id, None)
         command = self._pending.pop(request_id, None)
         if command is None or not completed:
             return answer

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix_vllm.commands import encode
-from promptprefix_vllm.desk import PinDesk
+from promptprefix_vllm.desk import MAX_PENDING, PinDesk
 from promptprefix_vllm.pins import PinTable
 
 KEY = b"k" * 32
@@ -236,3 +236,14 @@ def test_nothing_that_a_client_sends_raises(argument: object) -> None:
     answer = bench.desk.finish("r", [], completed=True)
     assert answer is not None
     assert answer["ok"] is False
+
+
+def test_a_flood_of_forged_commands_leaves_genuine_ones_answered(bench: Bench) -> None:
+    for number in range(MAX_PENDING + 1):
+        bench.desk.receive(f"forged-{number}", "{}", [0], [])
+    assert not bench.desk.knows(f"forged-{MAX_PENDING}")
+    assert bench.send("pin", "a", 8)["ok"]
+    assert bench.send("renew", "a")["ok"]
+    forged = bench.desk.finish("forged-0", [], True)
+    assert forged is not None
+    assert forged["reason"] == "Malformed"
