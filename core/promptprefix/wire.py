@@ -7,8 +7,9 @@ so that a newer peer can add some.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from promptprefix.resource import Pinning
 
@@ -25,6 +26,13 @@ LONG_POLL_S = 30.0
 
 HARD_PINS = "hard-pins"
 """Capability of an engine that has loaded the plugin and accepts our key."""
+
+
+MAX_REPORTED = 4_096
+"""Placements, and models, of one pod's report."""
+
+Count = Annotated[int, Field(le=2**53)]
+"""A number that every JSON reader keeps: reported ones are copied into a resource's status."""
 
 
 class Wire(BaseModel):
@@ -56,13 +64,13 @@ class EngineState(Wire):
     healthy: bool
     address: str
     port: int
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = Field(default=(), max_length=MAX_REPORTED)
     epoch: str = ""
     version: str = ""
-    block_size: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_pinned: int = 0
+    block_size: Count = 0
+    blocks_total: Count = 0
+    blocks_free: Count = 0
+    blocks_pinned: Count = 0
     capabilities: tuple[str, ...] = ()
     soft_reason: str = ""
     """Why hard pins can't be had; empty if they can."""
@@ -81,9 +89,9 @@ class PlacementState(Wire):
     reason: str = ""
     message: str = ""
     token_digest: str = ""
-    tokens: int = 0
-    resident_tokens: int = 0
-    pinned_tokens: int = 0
+    tokens: Count = 0
+    resident_tokens: Count = 0
+    pinned_tokens: Count = 0
     pinned: Pinning = Pinning.NONE
     last_hit: float | None = None
     warm_seconds: float | None = None
@@ -93,7 +101,7 @@ class SidecarState(Wire):
     """Everything a sidecar reports."""
 
     engine: EngineState
-    placements: tuple[PlacementState, ...] = ()
+    placements: tuple[PlacementState, ...] = Field(default=(), max_length=MAX_REPORTED)
 
 
 class SyncRequest(Wire):

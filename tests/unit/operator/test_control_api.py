@@ -15,6 +15,7 @@ from promptprefix.payload import Payload
 from promptprefix.placement import Plan
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
+    MAX_REPORTED,
     EngineState,
     Placement,
     Revision,
@@ -187,6 +188,12 @@ async def test_a_poll_that_is_given_up_is_counted_out(patient: Setup) -> None:
             await asyncio.sleep(0.01)
 
 
+def reported(placement: str, count: int = 1) -> str:
+    placements = ", ".join([placement] * count)
+    engine = '{"healthy": true, "address": "a", "port": 1}'
+    return f'{{"state": {{"engine": {engine}, "placements": [{placements}]}}}}'
+
+
 REFUSED = [
     ("POST", SYNC, "", None, 401),
     ("POST", SYNC, "unknown", question(), 401),
@@ -196,6 +203,8 @@ REFUSED = [
     ("POST", SYNC, "broken", question(), 503),
     ("POST", SYNC, "pod", "{", 400),
     ("POST", SYNC, "pod", '{"state": {"engine": {"healthy": "secret text"}}}', 400),
+    ("POST", SYNC, "pod", reported('{"id": "a", "phase": "Warm"}', MAX_REPORTED + 1), 400),
+    ("POST", SYNC, "pod", reported(f'{{"id": "a", "phase": "Warm", "tokens": {10**30}}}'), 400),
     ("POST", SYNC, "pod", "x" * (MAX_BODY_BYTES + 1), 413),
     ("POST", SYNC, "pod", question(Revision(term=TERM + 1, number=1)), 409),
     ("GET", "/v1/routes", "pod", None, 403),
