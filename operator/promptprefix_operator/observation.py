@@ -39,7 +39,7 @@ class Observer:
     async def read_config_maps(self) -> None:
         """Read the ConfigMaps that resources refer to and that are not known yet."""
         for key in sorted(self._cluster.missing):
-            self._cluster.see_config_map(key, await self._config_map(key))
+            await self._read_config_map(key)
 
     async def keep_config_maps(self, passed: Callable[[], Awaitable[None]]) -> None:
         """Read missing ConfigMaps after each pass, for ever."""
@@ -64,7 +64,7 @@ class Observer:
         for uid in pods:
             self._cluster.forget_pod(uid)
         for key in sorted(self._cluster.referred):
-            self._cluster.see_config_map(key, await self._config_map(key))
+            await self._read_config_map(key)
 
     async def _read_all(self) -> None:
         for namespace in self._namespaces:
@@ -73,6 +73,17 @@ class Observer:
             for body in await self._api.list_all(_pods(namespace)):
                 self._cluster.see_pod(body)
         await self.read_config_maps()
+
+    async def _read_config_map(self, key: Key) -> None:
+        """Take in one ConfigMap, unless the watch brought something while it was being read.
+
+        Absence has no version, so nothing else tells whether it is older than what came meanwhile.
+        """
+        missing, before = key in self._cluster.missing, self._cluster.config_map(key)
+        found = await self._config_map(key)
+        now_missing, now = key in self._cluster.missing, self._cluster.config_map(key)
+        if missing == now_missing and before is now:
+            self._cluster.see_config_map(key, found)
 
     async def _config_map(self, key: Key) -> Json | None:
         """Find one by name in the list: the right to list is enough, and absence no error."""

@@ -108,3 +108,37 @@ async def test_the_sweep_drops_what_is_gone_and_keeps_what_came_meanwhile(
     assert set(cluster.resources) == {"u-a"}
     assert set(cluster.pods) == {"u-p", "u-new"}
     assert cluster.config_map(("ml", "texts")) is None
+
+
+async def test_an_old_absence_does_not_hide_a_config_map_that_came_meanwhile(
+    api: Api, cluster: Cluster, observer: Observer
+) -> None:
+    cluster.see_resource(resource("a", "texts"))
+    getting = api.get
+
+    async def get(path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        found = await getting(path, query)
+        cluster.see_config_map(("ml", "texts"), named("texts", data={"systemInstructions": "x"}))
+        return found
+
+    api.get = get  # type: ignore[method-assign]
+    await observer.read_config_maps()
+    assert cluster.config_map(("ml", "texts")) is not None
+
+
+async def test_an_old_sight_does_not_bring_back_a_config_map_that_went_meanwhile(
+    api: Api, cluster: Cluster, observer: Observer
+) -> None:
+    api.lists[PREFIXES] = [resource("a", "texts")]
+    api.lists[CONFIG_MAPS] = [named("texts", data={"systemInstructions": "x"})]
+    await observer.start()
+    getting = api.get
+
+    async def get(path: str, query: Mapping[str, str]) -> dict[str, Any]:
+        found = await getting(path, query)
+        cluster.see_config_map(("ml", "texts"), None)
+        return found
+
+    api.get = get  # type: ignore[method-assign]
+    await observer.sweep()
+    assert cluster.config_map(("ml", "texts")) is None
