@@ -108,7 +108,8 @@ class StatusWriter:
         }
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         answer = await self._api.patch(path, body, "application/apply-patch+yaml", query)
-        self._cluster.see_resource(answer)
+        if resource.uid in self._cluster.resources:  # what went meanwhile does not come back
+            self._cluster.see_resource(answer)
 
 
 def _tell(

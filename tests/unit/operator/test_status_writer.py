@@ -188,3 +188,11 @@ async def test_a_resource_that_is_gone_is_left_alone() -> None:
         made.cluster.forget_resource("u")
         await made.plan(HALF)
         assert made.writes == []
+
+
+async def test_an_answer_does_not_bring_back_a_resource_that_went_meanwhile() -> None:
+    async with bench() as made:
+        made.prune = lambda _: made.cluster.forget_resource("u")
+        await made.plan(WARM)
+        assert len(made.writes) == 1
+        assert made.cluster.resources == {}
