@@ -62,7 +62,7 @@ class Executor:
         self._clock = clock
         self._metrics = metrics
 
-    async def run(self, action: KeepAction | WarmAction) -> None:
+    async def run(self, action: KeepAction | Touch | WarmAction) -> None:
         """Carry out one action; nothing if the board has changed since and it has no object."""
         match action:
             case Report():

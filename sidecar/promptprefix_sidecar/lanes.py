@@ -1,4 +1,4 @@
-"""The two lanes that carry out the plan: short actions on time, long ones one after another."""
+"""The lanes that carry out the plan: short actions on time, long ones one after another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
-from promptprefix_sidecar.plan import KeepAction, Plan, Policy, WarmAction, plan
+from promptprefix_sidecar.plan import KeepAction, Plan, Policy, Touch, WarmAction, plan
 from promptprefix_sidecar.snapshot import FOREVER
 
 
 class Runs(Protocol):
     """What carries out an action."""
 
-    async def run(self, action: KeepAction | WarmAction) -> None:
+    async def run(self, action: KeepAction | Touch | WarmAction) -> None:
         """Carry out the action; raises nothing."""
 
 
@@ -30,9 +30,16 @@ class Lane:
         self._changed = board.subscribe()
 
     async def keep(self) -> None:
-        """Hold what is there."""
+        """Hold the pins that are there."""
         while True:
             action = (await self._next(lambda planned: planned.keep)).keep
+            if action is not None:
+                await self._executor.run(action)
+
+    async def touch(self) -> None:
+        """Hold the soft pins. Behind users' requests a touch takes longer than a lease lasts."""
+        while True:
+            action = (await self._next(lambda planned: planned.touch)).touch
             if action is not None:
                 await self._executor.run(action)
 

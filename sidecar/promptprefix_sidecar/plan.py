@@ -1,13 +1,15 @@
 """What to do next: pure decisions from a snapshot and the clock.
 
-Two lanes act side by side. *Keep* holds what is there (report, renew, unpin, touch), short and on
-time; *warm* brings what is missing (prepare, warm), long and one at a time.
+Three lanes act side by side. *Keep* holds pins (report, renew, unpin), short and on time; *touch*
+holds soft pins, whose requests wait their turn in a busy engine; *warm* brings what is missing
+(prepare, warm), long and one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
@@ -70,8 +72,9 @@ class Warm:
     hard: bool
 
 
-KeepAction = Report | Renew | Unpin | Touch
+KeepAction = Report | Renew | Unpin
 WarmAction = Prepare | Warm
+A = TypeVar("A", KeepAction, Touch, WarmAction)
 
 
 @dataclass(frozen=True)
@@ -79,33 +82,41 @@ class Plan:
     """The next action of each lane. Without one there is nothing to do before ``wake_at``."""
 
     keep: KeepAction | None
+    touch: Touch | None
     warm: WarmAction | None
     wake_at: float
 
 
 @dataclass(frozen=True)
-class _Due:
+class _Due(Generic[A]):
     """An action and the time from which it may run; the earliest in the list goes first."""
 
     at: float
-    action: KeepAction | WarmAction
+    action: A
 
 
 def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     """Return what to do at ``now`` (monotonic seconds)."""
     if not snapshot.engine.healthy:
-        return Plan(None, None, FOREVER)
-    keep = [*_plugin_dues(snapshot, policy, now), *_touches(snapshot, policy)]
-    warm = [] if snapshot.plugin.status is PluginStatus.UNKNOWN else [*_warm_ups(snapshot, policy)]
-    due_keep = next((due.action for due in keep if due.at <= now), None)
-    due_warm = next((due.action for due in warm if due.at <= now), None)
-    wake_at = min((due.at for due in (*keep, *warm) if due.at > now), default=FOREVER)
-    assert not isinstance(due_keep, WarmAction)  # noqa: S101 - narrows the type for the checker
-    assert not isinstance(due_warm, KeepAction)  # noqa: S101 - narrows the type for the checker
-    return Plan(due_keep, due_warm, wake_at)
+        return Plan(None, None, None, FOREVER)
+    keep = tuple(_plugin_dues(snapshot, policy, now))
+    touch = tuple(_touches(snapshot, policy))
+    known = snapshot.plugin.status is not PluginStatus.UNKNOWN
+    warm = tuple(_warm_ups(snapshot, policy)) if known else ()
+    times = (*_times(keep), *_times(touch), *_times(warm))
+    wake_at = min((at for at in times if at > now), default=FOREVER)
+    return Plan(_first(keep, now), _first(touch, now), _first(warm, now), wake_at)
 
 
-def _plugin_dues(snapshot: Snapshot, policy: Policy, now: float) -> Iterator[_Due]:
+def _times(dues: Sequence[_Due[A]]) -> Iterator[float]:
+    return (due.at for due in dues)
+
+
+def _first(dues: Sequence[_Due[A]], now: float) -> A | None:
+    return next((due.action for due in dues if due.at <= now), None)
+
+
+def _plugin_dues(snapshot: Snapshot, policy: Policy, now: float) -> Iterator[_Due[KeepAction]]:
     plugin = snapshot.plugin
     if plugin.status in (PluginStatus.UNKNOWN, PluginStatus.REFUSING):
         yield _Due(plugin.ask_at, Report())
@@ -170,7 +181,7 @@ def _priority(snapshot: Snapshot, pin_id: str) -> int:
     return 0 if seen is None else seen.view.priority
 
 
-def _touches(snapshot: Snapshot, policy: Policy) -> Iterator[_Due]:
+def _touches(snapshot: Snapshot, policy: Policy) -> Iterator[_Due[Touch]]:
     for record in snapshot.records.values():
         if record.wanted and record.phase is Phase.WARM and record.pinned is Pinning.SOFT:
             at = record.touch_at
@@ -179,7 +190,7 @@ def _touches(snapshot: Snapshot, policy: Policy) -> Iterator[_Due]:
             yield _Due(at + delay, Touch(record.id))
 
 
-def _warm_ups(snapshot: Snapshot, policy: Policy) -> Iterator[_Due]:
+def _warm_ups(snapshot: Snapshot, policy: Policy) -> Iterator[_Due[WarmAction]]:
     """Yield missing prefixes first, by priority; then better pins and checks of warm ones."""
     wanted = [record for record in snapshot.records.values() if record.wanted]
     wanted.sort(key=lambda record: -record.placement.priority)
@@ -195,7 +206,7 @@ def _warm_ups(snapshot: Snapshot, policy: Policy) -> Iterator[_Due]:
             yield _Due(record.recheck_at, Prepare(record.id))
 
 
-def _missing(snapshot: Snapshot, policy: Policy, record: Record) -> _Due:
+def _missing(snapshot: Snapshot, policy: Policy, record: Record) -> _Due[WarmAction]:
     if record.head is None:
         return _Due(record.retry_at, Prepare(record.id))
     if _wants_hard(snapshot, record) and _pin_at(snapshot, record) <= record.retry_at:

@@ -44,6 +44,7 @@ class Sidecar:
     contents: Contents
     watcher: Watcher
     keep_lane: Lane
+    touch_lane: Lane
     warm_lane: Lane
     sync: SyncLoop
     gate: Gate
@@ -55,6 +56,7 @@ class Sidecar:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watcher.run(self.probe_interval_s), name="watcher")
             group.create_task(self.keep_lane.keep(), name="keep")
+            group.create_task(self.touch_lane.touch(), name="touch")
             group.create_task(self.warm_lane.warm(), name="warm")
             group.create_task(self.sync.run(), name="sync")
             group.create_task(self.gate.run(), name="gate")
@@ -113,6 +115,7 @@ def build_sidecar(
         contents=contents,
         watcher=Watcher(engine, board, metrics.engine_restarts.inc),
         keep_lane=Lane(board, executor, policy, clock),
+        touch_lane=Lane(board, executor, policy, clock),
         warm_lane=Lane(board, executor, policy, clock),
         sync=SyncLoop(
             control,

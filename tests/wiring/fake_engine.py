@@ -79,7 +79,10 @@ def block_hashes(ids: Sequence[int]) -> tuple[bytes, ...]:
 
 @dataclass
 class FakeEngine:
-    """``merges`` are pairs of characters that the tokenizer takes for one token."""
+    """``merges`` are pairs of characters that the tokenizer takes for one token.
+
+    ``gate`` holds up all completions, ``queue`` those without a command.
+    """
 
     key: bytes = b"k" * 32
     plugin: bool = True
@@ -101,6 +104,8 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.queue = asyncio.Event()
+        self.queue.set()
         self._start()
 
     def _start(self) -> None:
@@ -214,6 +219,8 @@ class FakeEngine:
         desk = self.desk
         if command is not None and self.plugin:
             desk.receive(request_id, command, ids, hashes)
+        if command is None:
+            await self.queue.wait()
         await self.gate.wait()
         if self.paused:  # vLLM ends its requests then, with HTTP 200 and without their answers
             desk.finish(request_id, hashes, False)

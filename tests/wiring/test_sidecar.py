@@ -185,6 +185,26 @@ async def test_an_aborted_command_does_not_mean_that_the_plugin_is_missing(
         assert sidecar.board.snapshot.records[placement.id].pinned is Pinning.HARD
 
 
+async def test_a_touch_that_waits_its_turn_holds_up_no_command(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    hard = control.placement("hard", TEXT)
+    soft = control.placement("soft", OTHER, pinning=Pinning.SOFT)
+    await control.want([hard, soft])
+    async with running(engine, control, tmp_path, touch_interval_s=0.01) as sidecar:
+        await control.state(hard.id)
+        await control.state(soft.id)
+        engine.queue.clear()
+        touched = len(engine.sent("/v1/completions")) - len(engine.commands())
+        await until(
+            sidecar,
+            lambda _: len(engine.sent("/v1/completions")) - len(engine.commands()) > touched,
+        )
+        commands = len(engine.commands())
+        await until(sidecar, lambda _: len(engine.commands()) > commands + 2)
+        engine.queue.set()
+
+
 async def test_a_soft_pin_that_was_evicted_is_warmed_again(
     control: FakeControl, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
 from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.lifecycle import Failure, Moment
-from promptprefix_sidecar.plan import Policy, Prepare, Report, Touch, Warm, plan
+from promptprefix_sidecar.plan import Policy, Prepare, Report, Warm, plan
 from promptprefix_sidecar.snapshot import FOREVER, EngineView, PluginStatus, Record, Snapshot
 
 from .records import head, pin, placement, prepared, report, snapshot, warm
@@ -298,6 +299,7 @@ def test_no_failure_makes_a_lane_spin(events: list[str]) -> None:
     if isinstance(keep, Report):
         for failed in (lifecycle.plugin_silent(known, now), after("refusing", known, now)):
             assert not isinstance(plan(failed, Policy(), now).keep, Report)
-    if isinstance(keep, Touch):
-        touched = lifecycle.change(known, keep.id, lambda r: lifecycle.touched(r, None, now + 30.0))
-        assert plan(touched, Policy(), now).keep != keep
+    touch = plan(known, Policy(), now).touch
+    if touch is not None:
+        edit = partial(lifecycle.touched, cached_tokens=None, touch_at=now + 30.0)
+        assert plan(lifecycle.change(known, touch.id, edit), Policy(), now).touch != touch

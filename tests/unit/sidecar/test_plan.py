@@ -123,11 +123,6 @@ def prioritised(seen: SeenPin, priority: int) -> SeenPin:
             Unpin(A.pin_id),
             None,
         ),
-        # soft pins are used; later while users wait
-        (snapshot(SOFT), 29.0, None, None),
-        (snapshot(SOFT), 30.0, Touch("s"), None),
-        (snapshot(SOFT, waiting=1), 89.0, None, None),
-        (snapshot(SOFT, waiting=1), 90.0, Touch("s"), None),
         # tokens are checked again
         (snapshot(A, found=report(pin(A, seen_at=1000.0), at=1000.0)), 1000.0, None, Prepare("a")),
         # a refused pin: warmed without, tried again when there is room, and rarely without
@@ -152,6 +147,22 @@ def test_plan(
 
 
 @pytest.mark.parametrize(
+    ("known", "now", "touch"),
+    [
+        # soft pins are used; later while users wait
+        (snapshot(SOFT), 29.0, None),
+        (snapshot(SOFT), 30.0, Touch("s")),
+        (snapshot(SOFT, waiting=1), 89.0, None),
+        (snapshot(SOFT, waiting=1), 90.0, Touch("s")),
+        (snapshot(SOFT, healthy=False), 90.0, None),
+        (snapshot(A, found=report(pin(A))), 1e6, None),
+    ],
+)
+def test_touches(known: Snapshot, now: float, touch: Touch | None) -> None:
+    assert plan(known, POLICY, now).touch == touch
+
+
+@pytest.mark.parametrize(
     ("known", "now", "wake_at"),
     [
         (snapshot(NEW, healthy=False), 0.0, FOREVER),
@@ -166,7 +177,7 @@ def test_the_lanes_sleep_until_something_is_due(
     known: Snapshot, now: float, wake_at: float
 ) -> None:
     planned = plan(known, POLICY, now)
-    assert planned.keep is planned.warm is None
+    assert planned.keep is planned.touch is planned.warm is None
     assert planned.wake_at == wake_at
 
 
