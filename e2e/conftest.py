@@ -4,6 +4,9 @@ import pytest
 
 from e2e.cluster import Cluster
 
+# Runs in the engine's own environment, started by engine/test_classes.py.
+collect_ignore = ["engine/tests"]
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
