@@ -17,6 +17,7 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
+from promptprefix_sidecar.bearer import BearerError, authorization
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_MARGIN_S = 15.0
@@ -95,7 +96,7 @@ class ControlClient:
         self, method: str, path: str, body: bytes | None, limits: httpx.Timeout
     ) -> httpx.Response:
         client = await self._connected()
-        headers = {"authorization": f"Bearer {_read(self._token_file, 'token').strip()}"}
+        headers = {"authorization": self._authorization()}
         if body is not None:
             headers["content-type"] = "application/json"
         try:
@@ -112,14 +113,28 @@ class ControlClient:
             raise ControlStatusError(response.status_code, path.partition("/content/")[0])
         return response
 
+    def _authorization(self) -> str:
+        try:
+            return authorization(self._token_file)
+        except BearerError as error:
+            raise ControlError("token", f"the token {error}") from error
+
     async def _connected(self) -> httpx.AsyncClient:
-        authority = _read(self._ca_file, "CA")
+        authority = self._authority()
         if self._client is not None and authority != self._ca:
             await self.reconnect()
         if self._client is None:
             self._client = self._connect(self._tls(authority))
             self._ca = authority
         return self._client
+
+    def _authority(self) -> str:
+        """Return the CA's text without what is no ASCII: that stands between certificates only."""
+        try:
+            return self._ca_file.read_bytes().decode("ascii", "ignore")
+        except OSError as error:
+            message = f"the CA {self._ca_file} can't be read: {error.strerror}"
+            raise ControlError("ca", message) from error
 
     def _tls(self, authority: str) -> ssl.SSLContext:
         """Return a context that trusts this CA and no other."""
@@ -130,14 +145,6 @@ class ControlClient:
             return ssl.create_default_context(cadata=authority)
         except (ssl.SSLError, ValueError) as error:
             raise ControlError("ca", message) from error
-
-
-def _read(path: Path, what: str) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        message = f"the {what} {path} can't be read: {error.strerror}"
-        raise ControlError(what.lower(), message) from error
 
 
 def _cause(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from promptprefix.canonical import JsonValue
 from promptprefix.pin_command import XARG
+from promptprefix_sidecar.bearer import BearerError, authorization
 from promptprefix_sidecar.exposition import EngineMetrics, ExpositionError, read_exposition
 from promptprefix_sidecar.pins import PinAnswer
 
@@ -194,11 +195,9 @@ class EngineApi:
         if self._api_key_file is None:
             return {}
         try:
-            key = self._api_key_file.read_text().strip()
-        except OSError as error:
-            message = f"the engine's API key {self._api_key_file} can't be read: {error.strerror}"
-            raise EngineError(message) from error
-        return {"authorization": f"Bearer {key}"}
+            return {"authorization": authorization(self._api_key_file)}
+        except BearerError as error:
+            raise EngineError(f"the engine's API key {error}") from error
 
 
 def _parse(model: type[M], response: httpx.Response) -> M:

@@ -176,6 +176,31 @@ async def test_without_an_authority_nothing_is_trusted(tmp_path: Path, text: str
             await client.sync(QUESTION)
 
 
+@pytest.mark.parametrize("raw", [b"", b"first\nsecond", b"sec\x01ret", b"s\xc3\xa9cret", b"\xff"])
+async def test_a_broken_token_is_named_and_not_quoted(tmp_path: Path, raw: bytes) -> None:
+    authority = Authority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_bytes(raw)
+    async with connected(9, authority.certificate, token) as client:
+        with pytest.raises(ControlError) as caught:
+            await client.sync(QUESTION)
+    assert str(caught.value) == (
+        f"the token {token} must hold one line of printable ASCII without blanks"
+    )
+
+
+async def test_comments_beside_the_authority_may_be_in_any_language(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "ca")
+    ca_file, token = tmp_path / "ca.crt", tmp_path / "token"
+    ca_file.write_bytes("# Größe\n".encode() + b"\xff\n" + authority.certificate.read_bytes())
+    token.write_text("t")
+    operator.answers = [web.Response(status=204)]
+    async with serving(operator, authority) as port, connected(port, ca_file, token) as client:
+        assert await client.sync(QUESTION) is None
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
