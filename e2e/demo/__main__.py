@@ -56,14 +56,16 @@ async def measure(stand: Stand, report: Report, clock: Clock) -> None:
     declared = Declared.load()
     async with httpx.AsyncClient(timeout=httpx.Timeout(120)) as client:
         bench = Bench(stand, declared, client, report)
+        measurements.clear(bench)
         before = await measurements.baseline(bench)
         clock.stage("workload without promptprefix")
         await measurements.cold(bench)
+        own_before = await measurements.own_tokens(bench)
         clock.stage("cold prefixes")
         with declared.watch(stand) as watch:
             measurements.apply(bench, watch)
             clock.stage("apply to Warm")
-            await measurements.warm(bench, before)
+            await measurements.warm(bench, before, own_before)
             clock.stage("the same workload with promptprefix")
             await measurements.survival(bench)
             clock.stage("noise of twice the cache")
@@ -92,6 +94,7 @@ def main() -> int:
     console = Console()
     report = Report()
     clock = Clock(console, report)
+    REPORT.unlink(missing_ok=True)  # a run that fails leaves no figures of an earlier one
     keep = os.environ.get("KEEP", "") not in ("", "0")
     try:
         with open_stand(

@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from e2e.demo.report import Report
-from e2e.demo.stand import REPLICAS, Stand
+from e2e.demo.stand import REPLICAS, DemoError, Stand
 from e2e.demo.traffic import Answer, Prefix, chat, noise, noise_on_each
 from e2e.demo.watch import Watch, condition, warm_on
 from e2e.deployment import SYSTEM, WORKLOAD
@@ -29,6 +29,8 @@ NOISE_PER_ROUND = 6  # of 1,024 tokens: about three quarters of both caches betw
 NOISE_TOKENS = 1024
 DECLARED_PER_ROUND = 2
 SAMPLES = 5
+MOSTLY = 0.9
+EDITION = "Second edition. "
 WARM_TIMEOUT_S = 180
 PINNED_WAIT_S = 15
 
@@ -106,6 +108,14 @@ async def workload(bench: Bench, seed: int) -> tuple[list[Answer], int]:
     return answers, computed
 
 
+def clear(bench: Bench) -> None:
+    """Delete what an earlier run left on an existing cluster: it would be Warm at once."""
+    name = bench.declared.name
+    bench.stand.kubectl(
+        "delete", "promptprefix", name, "-n", WORKLOAD, "--ignore-not-found", timeout=90
+    )
+
+
 async def baseline(bench: Bench) -> int:
     """Run the workload before anything is declared; return the tokens computed for it."""
     answers, others = await workload(bench, seed=1_000)
@@ -160,8 +170,12 @@ def apply(bench: Bench, watch: Watch) -> None:
     bench.report.details["status_when_warm"] = status
 
 
-async def warm(bench: Bench, computed_before: int) -> None:
-    """Run the same workload again, and measure warm first tokens."""
+async def warm(bench: Bench, computed_before: int, own_before: int) -> None:
+    """Run the same workload again, and measure warm first tokens.
+
+    ``computed_before`` counts the tokens of the workload without us, ``own_before`` those that the
+    sidecars had computed before the resource was applied.
+    """
     answers, others = await workload(bench, seed=2_000)
     single = [
         await chat(
@@ -171,7 +185,9 @@ async def warm(bench: Bench, computed_before: int) -> None:
         )
         for index in range(SAMPLES)
     ]
-    warmups = await _warmup_tokens(bench)
+    warmups = await own_tokens(bench) - own_before
+    if warmups < MOSTLY * REPLICAS * bench.report.figures["prefix_tokens"]:
+        raise DemoError(f"the prefix was cached before it was warmed: {warmups} tokens computed")
     computed = sum(answer.computed_tokens for answer in answers)
     routed = [*answers, *single]
     figures = bench.report.figures
@@ -191,7 +207,8 @@ async def warm(bench: Bench, computed_before: int) -> None:
     }
 
 
-async def _warmup_tokens(bench: Bench) -> int:
+async def own_tokens(bench: Bench) -> int:
+    """Return the tokens that the engines have computed for the sidecars' own requests."""
     name = "promptprefix_sidecar_own_prompt_tokens_computed_total"
     values = [await _metric(bench, engine.sidecar_url, name) for engine in bench.stand.engines]
     return int(sum(values))
@@ -212,6 +229,8 @@ async def survival(bench: Bench) -> None:
     unpinned = bench.declared.distinct("Unpinned. ")
     for url in bench.engine_urls:
         await chat(bench.client, url, unpinned.body("First."))
+        # What was never cached could not get lost either.
+        _expect_cached(await _cached(bench, url, unpinned), tokens)
     await noise_on_each(bench.client, bench.engine_urls, bench.model, 500_000, 2 * CACHE_TOKENS)
     left = [await _cached(bench, url, unpinned) for url in bench.engine_urls]
     kept = [await _cached(bench, url, bench.declared.prefix) for url in bench.engine_urls]
@@ -223,11 +242,16 @@ async def _cached(bench: Bench, url: str, prefix: Prefix) -> int:
     return (await chat(bench.client, url, prefix.body("Second."))).cached_tokens
 
 
+def _expect_cached(cached: int, tokens: int) -> None:
+    if cached < MOSTLY * tokens:
+        raise DemoError(f"only {cached} of {tokens} tokens are cached before the noise")
+
+
 def edit(bench: Bench, watch: Watch) -> None:
     """Change the declared text and wait until both pods hold the new version."""
     manifest = {**bench.declared.manifest}
     inline = manifest["spec"]["content"]["inline"]
-    inline["systemInstructions"] = "Second edition. " + inline["systemInstructions"]
+    inline["systemInstructions"] = EDITION + inline["systemInstructions"]
     before = watch.latest["status"]["fingerprint"]
     begin = time.monotonic()
     text = yaml.safe_dump(manifest, allow_unicode=True)
@@ -267,31 +291,37 @@ def restart(bench: Bench, watch: Watch) -> None:
 
 
 def memory(bench: Bench) -> None:
-    """Resident memory of our processes."""
+    """Resident memory of our processes; of the sidecars the larger one."""
     kubectl = bench.stand.kubectl
-    places = {
-        "operator": (SYSTEM, "deployment/promptprefix-operator", "operator"),
-        "picker": (SYSTEM, "deployment/promptprefix-router", "picker"),
-        "sidecar": (WORKLOAD, f"pod/{bench.stand.engines[-1].pod}", "promptprefix-sidecar"),
-    }
+    places = [
+        ("operator", SYSTEM, "deployment/promptprefix-operator", "operator"),
+        ("picker", SYSTEM, "deployment/promptprefix-router", "picker"),
+        *(
+            ("sidecar", WORKLOAD, f"pod/{engine.pod}", "promptprefix-sidecar")
+            for engine in bench.stand.engines
+        ),
+    ]
     program = "print(open('/proc/1/status').read())"
-    for name, (namespace, owner, container) in places.items():
+    for name, namespace, owner, container in places:
         text = kubectl(
             "exec", "-n", namespace, owner, "-c", container, "--", "python3", "-c", program
         )
         line = next(line for line in text.splitlines() if line.startswith("VmRSS:"))
-        bench.report.rss_mb[name] = int(line.split()[1]) / 1024
+        rss = int(line.split()[1]) / 1024
+        bench.report.rss_mb[name] = max(rss, bench.report.rss_mb.get(name, 0.0))
 
 
 async def delete(bench: Bench) -> None:
     """Delete the resource: nothing may stay pinned, and noise must push the prefix out."""
     kubectl = bench.stand.kubectl
+    last, edited = bench.engine_urls[-1:], bench.declared.distinct(EDITION)
+    tokens = bench.report.figures["prefix_tokens"]
+    _expect_cached(await _cached(bench, last[0], edited), tokens)
     kubectl("delete", "promptprefix", bench.declared.name, "-n", WORKLOAD, timeout=90)
     pinned = [await _pinned_blocks(bench, engine.sidecar_url) for engine in bench.stand.engines]
-    last = bench.engine_urls[-1:]
     await noise_on_each(bench.client, last, bench.model, 900_000, 2 * CACHE_TOKENS)
-    left = await _cached(bench, last[0], bench.declared.distinct("Second edition. "))
-    gone = left < 0.1 * bench.report.figures["prefix_tokens"]
+    left = await _cached(bench, last[0], edited)
+    gone = left < 0.1 * tokens
     bench.report.figures["deleted_unpinned"] = not any(pinned) and gone
     bench.report.details["after_delete"] = {"blocks_pinned": pinned, "cached_tokens": left}
 
