@@ -1,4 +1,4 @@
-"""Bearer credentials: read from their files for every request, so that renewed ones count at once."""
+"""Bearer credentials, read from their files at every request: renewed ones count at once."""
 
 from __future__ import annotations
 

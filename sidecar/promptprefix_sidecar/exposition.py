@@ -43,13 +43,13 @@ def read_exposition(text: str) -> EngineMetrics:
     # The whole page has hundreds of histogram lines; parsing only what is wanted costs a tenth.
     lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
     try:
-        samples = [
-            sample
-            for family in text_string_to_metric_families("\n".join(lines) + "\n")
-            for sample in family.samples
-        ]
-    except ValueError as error:
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        return _values([sample for family in families for sample in family.samples])
+    except (ValueError, OverflowError) as error:
         raise ExpositionError(f"the engine's metrics can't be read: {error}") from error
+
+
+def _values(samples: list[Sample]) -> EngineMetrics:
     config = next((s.labels for s in samples if s.name == CACHE_CONFIG), {})
     return EngineMetrics(
         start_time=next((repr(s.value) for s in samples if s.name == START_TIME), ""),

@@ -43,6 +43,15 @@ def test_what_is_missing_is_unknown() -> None:
     assert read_exposition(odd) == EngineMetrics(prefix_caching=False)
 
 
-def test_a_broken_page_is_refused() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:num_requests_waiting{engine= nonsense",
+        "vllm:num_requests_waiting NaN",
+        "vllm:prefix_cache_hits_total +Inf",
+        'vllm:cache_config_info{block_size="²"} 1.0',
+    ],
+)
+def test_a_broken_page_is_refused(line: str) -> None:
     with pytest.raises(ExpositionError, match="metrics can't be read"):
-        read_exposition("vllm:num_requests_waiting{engine= nonsense\n")
+        read_exposition(f"{line}\n")
