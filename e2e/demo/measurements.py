@@ -157,12 +157,12 @@ def _expect_cold(answers: Sequence[Answer]) -> None:
             raise ValueError(f"a request meant to be cold had {answer.cached_tokens} cached tokens")
 
 
-def apply(bench: Bench, watch: Watch) -> None:
+async def apply(bench: Bench, watch: Watch) -> None:
     """Apply the example with kubectl and wait until both pods hold it."""
     begin = time.monotonic()
     bench.stand.kubectl("apply", "--server-side", "-f", str(EXAMPLE))
     applied = time.monotonic()
-    warm = watch.wait("Warm on both pods", warm_on(REPLICAS), WARM_TIMEOUT_S)
+    warm = await watch.wait("Warm on both pods", warm_on(REPLICAS), WARM_TIMEOUT_S)
     status = watch.latest["status"]
     bench.report.figures["apply_to_warm_s"] = warm - begin
     bench.report.details["kubectl_apply_s"] = applied - begin
@@ -247,7 +247,7 @@ def _expect_cached(cached: int, tokens: int) -> None:
         raise DemoError(f"only {cached} of {tokens} tokens are cached before the noise")
 
 
-def edit(bench: Bench, watch: Watch) -> None:
+async def edit(bench: Bench, watch: Watch) -> None:
     """Change the declared text and wait until both pods hold the new version."""
     manifest = {**bench.declared.manifest}
     inline = manifest["spec"]["content"]["inline"]
@@ -260,7 +260,7 @@ def edit(bench: Bench, watch: Watch) -> None:
     def rewarmed(resource: dict[str, Any]) -> bool:
         return resource["status"]["fingerprint"] != before and warm_on(REPLICAS)(resource)
 
-    end = watch.wait("the new version Warm on both pods", rewarmed, WARM_TIMEOUT_S)
+    end = await watch.wait("the new version Warm on both pods", rewarmed, WARM_TIMEOUT_S)
     bench.report.figures["rewarm_s"] = end - begin
 
 
@@ -272,20 +272,20 @@ KILL_ALL_BUT_PID_1 = (
 )
 
 
-def restart(bench: Bench, watch: Watch) -> None:
+async def restart(bench: Bench, watch: Watch) -> None:
     """Kill the engine of one pod and wait until its prefix is warm again."""
     victim = bench.stand.engines[0].pod
     begin = time.monotonic()
     bench.stand.kubectl(
         "exec", "-n", WORKLOAD, victim, "-c", "vllm", "--", "python3", "-c", KILL_ALL_BUT_PID_1
     )
-    watch.wait(
+    await watch.wait(
         "the loss noticed",
         lambda resource: resource["status"].get("warmPods", 0) < REPLICAS,
         WARM_TIMEOUT_S,
     )
     noticed = time.monotonic()
-    end = watch.wait("Warm again", warm_on(REPLICAS), 2 * WARM_TIMEOUT_S)
+    end = await watch.wait("Warm again", warm_on(REPLICAS), 2 * WARM_TIMEOUT_S)
     bench.report.figures["restart_rewarm_s"] = end - begin
     bench.report.details["restart_noticed_s"] = noticed - begin
 

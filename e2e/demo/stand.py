@@ -141,14 +141,17 @@ class _Kubectl:
 def _kubectl(
     command: Sequence[str], *arguments: str, input: str | None = None, timeout: float = 60
 ) -> str:
-    done = subprocess.run(
-        [*command, *arguments],
-        input=input,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            input=input,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise DemoError(f"{command[0]} is not on the PATH: install kubectl") from error
     if done.returncode:
         raise DemoError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout

@@ -1,7 +1,8 @@
-"""Follows one object through ``kubectl get --watch``: no polling, exact moments."""
+"""Follows one object through ``kubectl get --watch``, without asking the API server again."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import threading
@@ -10,9 +11,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+RESOLUTION_S = 0.02
+"""How exactly the moment of a change is known."""
+
 
 class Watch:
-    """The newest state of one object, and a way to wait for the next that fits."""
+    """The newest state of one object (``latest``), and a way to wait for one that fits."""
 
     def __init__(self, kubectl: Sequence[str], *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -21,8 +25,7 @@ class Watch:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._changed = threading.Condition()
-        self._latest: dict[str, Any] = {}
+        self.latest: dict[str, Any] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -41,23 +44,17 @@ class Watch:
         if self._process.stdout:
             self._process.stdout.close()
 
-    def wait(self, what: str, fits: Callable[[dict[str, Any]], bool], timeout: float) -> float:
+    async def wait(
+        self, what: str, fits: Callable[[dict[str, Any]], bool], seconds: float
+    ) -> float:
         """Wait until the object fits; return that moment (monotonic seconds)."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while not (self._latest and fits(self._latest)):
-                left = deadline - time.monotonic()
-                if left <= 0 or self._process.poll() is not None:
-                    status = json.dumps(self._latest.get("status", {}), indent=1)
-                    raise TimeoutError(f"{what} did not happen in {timeout:.0f} s: {status}")
-                self._changed.wait(min(left, 1.0))
-            return time.monotonic()
-
-    @property
-    def latest(self) -> dict[str, Any]:
-        """The newest state seen."""
-        with self._changed:
-            return self._latest
+        deadline = time.monotonic() + seconds
+        while not (self.latest and fits(self.latest)):
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                status = json.dumps(self.latest.get("status", {}), indent=1)
+                raise TimeoutError(f"{what} did not happen in {seconds:.0f} s: {status}")
+            await asyncio.sleep(RESOLUTION_S)
+        return time.monotonic()
 
     def _read(self) -> None:
         decoder = json.JSONDecoder()
@@ -68,11 +65,8 @@ class Watch:
             # kubectl prints indented documents; only a lone brace can end one.
             if line.rstrip() != "}":
                 continue
-            latest, _ = decoder.raw_decode(text)
+            self.latest, _ = decoder.raw_decode(text)
             text = ""
-            with self._changed:
-                self._latest = latest
-                self._changed.notify_all()
 
 
 def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
