@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, HttpUrl
+from pydantic import Field, HttpUrl, UrlConstraints
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENV_PREFIX = "PROMPTPREFIX_"
@@ -26,7 +26,9 @@ class KeySettings(BaseSettings):
 class Settings(KeySettings):
     """What the sidecar needs. Durations are in seconds."""
 
-    control_url: HttpUrl = Field(description="The operator's control API (https://…).")
+    control_url: Annotated[HttpUrl, UrlConstraints(allowed_schemes=["https"])] = Field(
+        description="The operator's control API (https://…); it gets the pod's token."
+    )
     ca_file: Path = Field(
         default=Path("/run/promptprefix/ca/ca.crt"),
         description="CA of the control API, from the ConfigMap promptprefix-ca.",

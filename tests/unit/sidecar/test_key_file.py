@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import structlog
+from pydantic import ValidationError
 
-from promptprefix_sidecar.__main__ import main
+from promptprefix_sidecar.__main__ import main, read_settings
 from promptprefix_sidecar.key_file import KeyFileError, ensure_key, read_key
 
 
@@ -65,3 +66,16 @@ def test_bad_settings_are_named_without_their_value(
     for variable in ("PROMPTPREFIX_CONTROL_URL", "PROMPTPREFIX_LEASE_S", "PROMPTPREFIX_POD_IP"):
         assert variable in log
     assert "not-a-url" not in log
+
+
+def test_the_token_is_never_sent_unencrypted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PROMPTPREFIX_CONTROL_URL", "http://operator.example:8443")
+    monkeypatch.setenv("PROMPTPREFIX_POD_IP", "10.0.0.7")
+    with pytest.raises(ValidationError, match="https"):
+        read_settings()
+    assert main(["run"]) == 2
+    log = capfd.readouterr().err
+    assert "PROMPTPREFIX_CONTROL_URL" in log
+    assert "operator.example" not in log
