@@ -23,6 +23,7 @@ from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
+from promptprefix_operator.event_budget import EventBudget
 from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
 
@@ -64,7 +65,7 @@ class StatusWriter:
         A write that the API server does not reflect (a field pruned, somebody else's writing) is
         repeated only after ``rewrite_seconds``.
         """
-        backoff = Backoff()
+        backoff, budget = Backoff(), EventBudget(self._clock)
         written: PromptPrefixStatus | None = None
         written_at = 0.0
         while True:
@@ -88,7 +89,7 @@ class StatusWriter:
                 continue
             backoff.reset()
             self._metrics.status_writes.labels("written").inc()
-            _tell(resource, wanted, emit, written)
+            _tell(resource, wanted, emit, written, budget)
             written, written_at = wanted, self._clock()
 
     async def _write(self, resource: Resource, status: PromptPrefixStatus) -> None:
@@ -113,7 +114,11 @@ class StatusWriter:
 
 
 def _tell(
-    resource: Resource, status: PromptPrefixStatus, emit: Emit, written: PromptPrefixStatus | None
+    resource: Resource,
+    status: PromptPrefixStatus,
+    emit: Emit,
+    written: PromptPrefixStatus | None,
+    budget: EventBudget,
 ) -> None:
     before = _ready(written or resource.status)
     after = _ready(status)
@@ -121,7 +126,8 @@ def _tell(
         return
     stalled = any(c.type == ConditionType.STALLED and c.status == "True" for c in status.conditions)
     normal = after.status == "True" or (after.reason in _PROGRESS and not stalled)
-    emit("Normal" if normal else "Warning", after.reason, after.message)
+    if budget.take():
+        emit("Normal" if normal else "Warning", after.reason, after.message)
     _logger(resource).info(after.message, reason=after.reason, ready=after.status)
 
 

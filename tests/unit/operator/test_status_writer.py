@@ -18,6 +18,7 @@ from promptprefix.wire import EngineState, Phase, PlacementState
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.event_budget import BURST, SECONDS_EACH
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.status_writer import StatusWriter
 
@@ -196,3 +197,16 @@ async def test_an_answer_does_not_bring_back_a_resource_that_went_meanwhile() ->
         await made.plan(WARM)
         assert len(made.writes) == 1
         assert made.cluster.resources == {}
+
+
+async def test_a_prefix_that_flaps_does_not_flood_the_cluster_with_events() -> None:
+    async with bench() as made:
+        for _ in range(BURST):
+            await made.plan(WARMING)
+            await made.plan(WARM)
+        assert len(made.writes) == 2 * BURST
+        assert len(made.events) == BURST
+        made.now += SECONDS_EACH
+        await made.plan(WARMING)
+        await made.plan(WARM)
+        assert len(made.events) == BURST + 1
