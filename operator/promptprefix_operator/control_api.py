@@ -27,6 +27,8 @@ from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
 
 MAX_BODY_BYTES = 1_048_576
+BODY_SECONDS = 15.0
+"""A body must come within this time."""
 
 log = structlog.get_logger(__name__)
 
@@ -182,7 +184,13 @@ class ControlApi:
 
 
 async def _read(request: web.Request) -> SyncRequest:
-    body = await request.read()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.read()
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout(
+            text=f"the body did not come in {BODY_SECONDS:g} s", headers={"Connection": "close"}
+        ) from error
     try:
         return SyncRequest.model_validate_json(body)
     except ValidationError as error:

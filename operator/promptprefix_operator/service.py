@@ -35,6 +35,9 @@ from promptprefix_operator.trust import Trust, context_of
 _STALE_PASSES = 4
 """A pass older than this many resyncs means that the loop hangs."""
 
+IDLE_SECONDS = 60.0
+"""A connection that asks nothing for this long is closed; anybody can open one."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -106,12 +109,12 @@ class Operator:
             metrics=metrics,
         ).application()
         observer = Observer(api, cluster, settings.namespaces)
-        self.metrics_port = await _listen(
+        self.metrics_port = await listen(
             stack, health, settings.metrics_host, settings.metrics_port
         )
         await observer.start()
         controller.step()
-        self.control_port = await _listen(
+        self.control_port = await listen(
             stack, control, settings.listen_host, settings.listen_port, context
         )
         log.info(
@@ -178,7 +181,7 @@ class Operator:
         return trust.context, term
 
 
-async def _listen(
+async def listen(
     stack: AsyncExitStack,
     app: web.Application,
     host: str,
@@ -186,7 +189,13 @@ async def _listen(
     context: ssl.SSLContext | None = None,
 ) -> int:
     """Serve ``app`` and return the port."""
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=IDLE_SECONDS,
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, host, port, ssl_context=context)

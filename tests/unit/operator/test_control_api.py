@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
@@ -24,6 +26,7 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
+from promptprefix_operator import control_api, service
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.control_api import MAX_BODY_BYTES, Access, ControlApi
 from promptprefix_operator.identity import Caller
@@ -270,3 +273,29 @@ async def test_too_many_sidecars_are_refused(hasty: Setup) -> None:
     for index in range(MAX_SIDECARS):
         hasty.sidecars.report(f"x{index}", state, None)
     assert (await hasty.ask("POST", SYNC, body=question()))[0] == 503
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    hasty: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_api, "BODY_SECONDS", 0.02)
+    host, port = hasty.client.server.host, hasty.client.server.port
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(
+        f"POST {SYNC} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer pod\r\n"
+        'Content-Length: 9\r\n\r\n{"'.encode()
+    )
+    assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+    assert hasty.sidecars.connected() == {}
+
+
+async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "IDLE_SECONDS", 0.02)
+    async with AsyncExitStack() as stack:
+        port = await service.listen(stack, web.Application(), "127.0.0.1", 0)
+        for sent in (b"", b"GET / HTTP/1.1\r\nHo"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
