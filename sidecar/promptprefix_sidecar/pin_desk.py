@@ -172,8 +172,7 @@ class PinDesk:
             return None
         except EngineError as error:
             log.warning("pin command failed", error=str(error))
-            now = self._clock.monotonic()
-            self._board.apply(lambda snapshot: lifecycle.plugin_silent(snapshot, now))
+            self._silent()
             return None
         self._toucher.count(done)
         return self._judge(done)
@@ -191,7 +190,13 @@ class PinDesk:
                 self._refusing(answer.reason, answer.message)
             elif answer.reason == PinReason.WRONG_EPOCH:
                 self._board.apply(lifecycle.plugin_unknown)
+            elif not answer.epoch:  # it tells nothing, so the same would be asked again at once
+                self._silent()
         return answer
+
+    def _silent(self) -> None:
+        now = self._clock.monotonic()
+        self._board.apply(lambda snapshot: lifecycle.plugin_silent(snapshot, now))
 
     def _refusing(self, reason: str, message: str) -> None:
         now = self._clock.monotonic()

@@ -94,6 +94,7 @@ class FakeEngine:
     prefix_caching: bool = True
     up: bool = True
     paused: bool = False
+    refusal: str = ""
     waiting: int = 0
     models: tuple[str, ...] = (MODEL,)
     boot: int = 1
@@ -231,6 +232,8 @@ class FakeEngine:
         if self.usage_details:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         reply: dict[str, Any] = {"choices": [], "usage": usage}
+        if answer is not None and self.refusal:
+            answer = {"v": 1, "ok": False, "reason": self.refusal, "message": "not now"}
         if answer is not None:
             reply["kv_transfer_params"] = {"promptprefix": answer}
         return httpx.Response(200, json=reply)

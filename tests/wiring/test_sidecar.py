@@ -185,6 +185,16 @@ async def test_an_aborted_command_does_not_mean_that_the_plugin_is_missing(
         assert sidecar.board.snapshot.records[placement.id].pinned is Pinning.HARD
 
 
+async def test_a_refusal_in_unknown_words_is_not_asked_for_again_at_once(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    engine.refusal = "Whatever"
+    async with running(engine, control, tmp_path) as sidecar:
+        await until(sidecar, lambda s: s.plugin.ask_at != NEVER)
+        assert engine.commands() == ["report"]
+        assert sidecar.board.snapshot.plugin.status is PluginStatus.UNKNOWN
+
+
 async def test_a_touch_that_waits_its_turn_holds_up_no_command(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
