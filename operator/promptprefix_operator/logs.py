@@ -6,6 +6,7 @@ import logging
 import sys
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
 
 
 def configure_logs(level: str) -> None:
@@ -31,6 +32,7 @@ def configure_logs(level: str) -> None:
             ],
         )
     )
+    handler.addFilter(_is_no_peers_text)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -44,3 +46,11 @@ def configure_logs(level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def _is_no_peers_text(record: logging.LogRecord) -> bool:
+    """Whether a record is none of a request that is no HTTP.
+
+    aiohttp quotes such a request, tokens included, and anybody can send one; the peer is told.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import ValidationError
 
@@ -65,6 +67,19 @@ def _logs() -> Iterator[None]:
     before, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = before, level
+
+
+@pytest.mark.usefixtures("_logs")
+async def test_a_request_that_is_no_http_is_not_quoted_in_the_logs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("info")
+    async with TestServer(web.Application()) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nAuthorization Bearer secret\r\n\r\n")
+        assert b" 400 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("_logs")
