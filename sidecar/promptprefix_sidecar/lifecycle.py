@@ -124,9 +124,15 @@ def with_report(snapshot: Snapshot, report: PinReport, moment: Moment) -> Snapsh
         snapshot = forget_engine(snapshot)
     plugin = PluginView(PluginStatus.WORKING, report=report)
     records = {
-        record.id: _with_evidence(record, report, moment) for record in snapshot.records.values()
+        record.id: record if _newer(record, report) else _with_evidence(record, report, moment)
+        for record in snapshot.records.values()
     }
     return settle(replace(snapshot, plugin=plugin, records=records))
+
+
+def _newer(record: Record, report: PinReport) -> bool:
+    """Return whether the report may have been made before the record's pin was."""
+    return record.pin_attempt_at >= report.asked_at and record.pin_id not in report.pins
 
 
 def with_answer(
@@ -352,7 +358,7 @@ def _may_be_pinned(record: Record, snapshot: Snapshot) -> bool:
         return snapshot.engine.boot != ""
     if plugin.status is not PluginStatus.WORKING or plugin.report is None:
         return False
-    if record.pin_attempt_at >= plugin.report.reported_at:
+    if record.pin_attempt_at >= plugin.report.asked_at:
         return True
     owner = pin_owner(record.id)
     return any(owner_of(pin_id) == owner for pin_id in plugin.report.pins)

@@ -50,11 +50,12 @@ class PinDesk:
 
     async def report(self) -> None:
         """Learn the epoch and all pins, and whether the plugin is there at all."""
+        asked_at = self._clock.monotonic()
         answer = await self._ask(lambda: self._commander.report(self._model))
         if answer is None or not answer.ok:
             return
         moment = self._clock.moment()
-        report = whole_report(answer, moment.now)
+        report = whole_report(answer, asked_at, moment.now)
         self._board.apply(lambda snapshot: lifecycle.with_report(snapshot, report, moment))
 
     async def renew(self, pins: tuple[tuple[str, int], ...]) -> None:

@@ -112,7 +112,11 @@ class SeenPin:
 
 @dataclass(frozen=True)
 class PinReport:
-    """All pins of one engine epoch. ``reported_at`` is when the last whole report was made."""
+    """All pins of one engine epoch.
+
+    The last whole report was asked for at ``asked_at`` and read at ``reported_at``; the engine made
+    it between the two, so what it did in that time may be missing.
+    """
 
     epoch: str
     pin_epoch: int
@@ -121,6 +125,7 @@ class PinReport:
     blocks_free: int
     blocks_pinned: int
     budget_blocks: int
+    asked_at: float
     reported_at: float
     pins: Mapping[str, SeenPin] = field(default_factory=dict)
     released: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +160,7 @@ class PinReport:
         )
 
 
-def whole_report(answer: PinAnswer, now: float) -> PinReport:
+def whole_report(answer: PinAnswer, asked_at: float, now: float) -> PinReport:
     """Return the picture that a report's answer gives."""
     return PinReport(
         epoch=answer.epoch,
@@ -165,6 +170,7 @@ def whole_report(answer: PinAnswer, now: float) -> PinReport:
         blocks_free=answer.blocks_free,
         blocks_pinned=answer.blocks_pinned,
         budget_blocks=answer.budget_blocks,
+        asked_at=asked_at,
         reported_at=now,
         pins={view.id: SeenPin(view, now) for view in answer.pins},
         released={item.id: item.reason for item in answer.released},

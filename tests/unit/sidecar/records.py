@@ -92,6 +92,7 @@ def report(*pins: SeenPin, epoch: str = "e", at: float = 0.0, pinned: int = 0) -
         blocks_free=100,
         blocks_pinned=pinned,
         budget_blocks=10,
+        asked_at=at,
         reported_at=at,
         pins={seen.view.id: seen for seen in pins},
     )

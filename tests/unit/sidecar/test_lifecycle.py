@@ -303,3 +303,21 @@ def test_no_failure_makes_a_lane_spin(events: list[str]) -> None:
     if touch is not None:
         edit = partial(lifecycle.touched, cached_tokens=None, touch_at=now + 30.0)
         assert plan(lifecycle.change(known, touch.id, edit), Policy(), now).touch != touch
+
+
+def test_a_pin_made_while_a_report_was_under_way_is_not_lost_by_it() -> None:
+    pinned = replace(A, pin_attempt_at=NOW.now - 1.0)
+    known = snapshot(pinned, found=report())
+    under_way = replace(report(at=NOW.now), asked_at=NOW.now - 2.0)
+    after_it = replace(report(at=NOW.now), asked_at=NOW.now - 0.5)
+    assert lifecycle.with_report(known, under_way, NOW).records["a"] == pinned
+    assert lifecycle.with_report(known, after_it, NOW).records["a"].hard_evictions == 1
+
+
+def test_a_placement_that_goes_stays_known_until_a_report_is_newer_than_its_pin() -> None:
+    going = replace(A, wanted=False, pin_attempt_at=NOW.now - 1.0)
+    known = snapshot(going, found=report())
+    under_way = replace(report(at=NOW.now), asked_at=NOW.now - 2.0)
+    after_it = replace(report(at=NOW.now), asked_at=NOW.now - 0.5)
+    assert "a" in lifecycle.with_report(known, under_way, NOW).records
+    assert "a" not in lifecycle.with_report(known, after_it, NOW).records
