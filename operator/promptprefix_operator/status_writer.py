@@ -70,8 +70,11 @@ class StatusWriter:
         written_at = 0.0
         while True:
             resource, wanted = self._cluster.resources.get(uid), self._controller.status(uid)
-            due = wanted != written or self._clock() - written_at >= self._rewrite_seconds
-            if resource is None or wanted is None or wanted == resource.status or not due:
+            if resource is None or wanted is None or wanted == resource.status:
+                await passed()
+                continue
+            late = self._clock() - written_at >= self._rewrite_seconds
+            if not late and written is not None and _timeless(wanted) == _timeless(written):
                 await passed()
                 continue
             try:
@@ -129,6 +132,12 @@ def _tell(
     if budget.take():
         emit("Normal" if normal else "Warning", after.reason, after.message)
     _logger(resource).info(after.message, reason=after.reason, ready=after.status)
+
+
+def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:
+    """Return the status without times: these move on where nobody keeps the conditions."""
+    conditions = [c.model_copy(update={"lastTransitionTime": None}) for c in status.conditions]
+    return status.model_copy(update={"conditions": conditions})
 
 
 def _ready(status: PromptPrefixStatus | None) -> Condition | None:

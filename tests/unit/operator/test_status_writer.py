@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -161,6 +161,18 @@ async def test_somebody_elses_writing_is_put_right_but_not_in_a_hot_loop() -> No
         await made.plan(WARM)
         assert len(made.writes) == 2
         assert made.events == [("Normal", "SoftPinned")]
+
+
+async def test_conditions_that_nobody_keeps_are_not_written_in_a_hot_loop() -> None:
+    outlook = Outlook(Prefix("u", "ml", "a", 1, None), 0, ())
+    async with bench() as made:
+        made.prune = lambda body: body.pop("status")
+        for second in range(5):
+            await made.plan(status_of(outlook, NOW + timedelta(seconds=second)))
+        assert len(made.writes) == 1
+        made.now += 30
+        await made.plan(status_of(outlook, NOW + timedelta(seconds=30)))
+        assert len(made.writes) == 2
 
 
 async def test_a_failed_write_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
