@@ -97,8 +97,19 @@ def _yaml_documents(source: str, text: str) -> list[Any]:
     try:
         documents = list(yaml.load_all(text, _StrictLoader))
     except yaml.YAMLError as error:
-        message = " ".join(str(error).replace('in "<unicode string>", ', "").split())
-        raise InputError(source, "", f"is not YAML: {message}") from error
+        raise InputError(source, "", f"is not YAML: {_words(error)}") from error
     except (RecursionError, ValueError) as error:
         raise InputError(source, "", f"is not YAML: {error}") from error
     return [document for document in documents if document is not None]
+
+
+def _words(error: yaml.YAMLError) -> str:
+    """Return what is wrong and where, without the lines of the input: they may be a prompt's."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).replace('in "<unicode string>", ', "").split())
+    parts = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    return ", ".join(
+        words if mark is None else f"{words} line {mark.line + 1}, column {mark.column + 1}"
+        for words, mark in parts
+        if words
+    )

@@ -258,3 +258,21 @@ def test_any_input_is_answered(data: bytes) -> None:
     status, _, err = run("lint", text=data)
     assert status == 2
     assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('a: "be the bot" bot', "line 1, column 17"),
+        ("a: {be the bot: 1\n", "line 2, column 1"),
+        ('a: "\\q be the bot"', "line 1, column 6"),
+        ("a: 1\n<<: be the bot\n", "line 2, column 5"),
+        ("a: be the bot\nb: \x01 be the bot", "position 17"),
+        ('{"a": "be the bot" x}', "column 20"),
+    ],
+)
+def test_a_broken_input_is_never_quoted(text: str, place: str) -> None:
+    status, out, errors = run("lint", text=text)
+    assert status == 2
+    assert place in errors
+    assert "bot" not in out + errors
