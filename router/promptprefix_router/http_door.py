@@ -17,6 +17,11 @@ import httptools
 MAX_HEAD_BYTES = 128 * 1024
 """Bytes of target and headers together; Envoy itself sends at most 60 KiB of headers."""
 
+MAX_GUESTS = 256
+"""Connections of a public door; the one that came first makes room for the next."""
+PATIENCE_S = 10.0
+"""How long a connection of a public door lives."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
@@ -53,11 +58,20 @@ Handler = Callable[[HttpRequest], HttpResponse]
 
 
 class HttpDoor(asyncio.Protocol):
-    """One connection. Broken or oversized input ends it; the peer sees a 4xx where it can."""
+    """One connection. Broken or oversized input ends it; the peer sees a 4xx where it can.
 
-    def __init__(self, handler: Handler, max_body_bytes: int) -> None:
+    ``guests`` are all connections of a public door, oldest first. There anybody may knock, so each
+    gets one answer and has `PATIENCE_S` to ask and to listen; otherwise idle, slow or pipelining
+    strangers would use up the memory and the time of the process.
+    """
+
+    def __init__(
+        self, handler: Handler, max_body_bytes: int, guests: dict[HttpDoor, None] | None = None
+    ) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
+        self._guests = guests
+        self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._finished: list[tuple[HttpRequest, bool]] = []
@@ -74,10 +88,26 @@ class HttpDoor(asyncio.Protocol):
         """Keep the connection's transport."""
         # uvloop's transports have the methods of `asyncio.Transport` but not its type.
         self._transport = cast("asyncio.Transport", transport)
+        if self._guests is None:
+            return
+        if len(self._guests) >= MAX_GUESTS:
+            next(iter(self._guests)).leave()
+        self._guests[self] = None
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self.leave)
+
+    def leave(self) -> None:
+        """End the connection at once."""
+        if self._guests is not None:
+            self._guests.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the transport."""
         self._transport = None
+        self.leave()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came and answer every request that is whole."""
@@ -95,11 +125,10 @@ class HttpDoor(asyncio.Protocol):
             self._answer(request, keep_alive)
 
     def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
-        response = self._handler(request)
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(response.encode())
-        if not keep_alive:
+        self._transport.write(self._handler(request).encode())
+        if not keep_alive or self._guests is not None:
             self._transport.close()
 
     def _refuse(self, status: HTTPStatus) -> None:
@@ -148,8 +177,14 @@ class HttpDoor(asyncio.Protocol):
 
 
 async def open_door(
-    handler: Handler, host: str, port: int, max_body_bytes: int = 64 * 1024
+    handler: Handler,
+    host: str,
+    port: int,
+    max_body_bytes: int = 64 * 1024,
+    *,
+    public: bool = False,
 ) -> asyncio.Server:
     """Listen on ``host`` and ``port``; raise `OSError` if they can't be had."""
     loop = asyncio.get_running_loop()
-    return await loop.create_server(lambda: HttpDoor(handler, max_body_bytes), host, port)
+    guests: dict[HttpDoor, None] | None = {} if public else None
+    return await loop.create_server(lambda: HttpDoor(handler, max_body_bytes, guests), host, port)

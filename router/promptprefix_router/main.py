@@ -81,7 +81,9 @@ async def serve(settings: RouterSettings) -> None:
         settings.decision_port,
         settings.max_request_bytes + BODY_SLACK,
     )
-    exposition = await open_door(metrics.answer, settings.metrics_host, settings.metrics_port)
+    exposition = await open_door(
+        metrics.answer, settings.metrics_host, settings.metrics_port, public=True
+    )
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
     reader = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
     structlog.get_logger("picker").info("ready", tenant=settings.tenant)

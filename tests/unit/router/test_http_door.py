@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router.http_door import MAX_HEAD_BYTES, HttpDoor, HttpRequest, HttpResponse
+from promptprefix_router import http_door
+from promptprefix_router.http_door import (
+    MAX_HEAD_BYTES,
+    HttpDoor,
+    HttpRequest,
+    HttpResponse,
+    open_door,
+)
 
 LIMIT = 100
 
@@ -29,6 +37,10 @@ class Wire:
     def close(self) -> None:
         """Remember the end."""
         self.closed = True
+
+    def is_closing(self) -> bool:
+        """Whether the end is near."""
+        return self.closed
 
 
 class Conversation:
@@ -107,3 +119,51 @@ def test_a_peer_that_left_gets_no_answer() -> None:
     talk.door.connection_lost(None)
     talk.door.data_received(POST)
     assert talk.wire.written == b""
+
+
+@pytest.fixture
+async def public_port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(http_door, "MAX_GUESTS", 2)
+    server = await open_door(lambda _: HttpResponse(200), "127.0.0.1", 0, public=True)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def knock(port: int, data: bytes = b"") -> Peer:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    return reader, writer
+
+
+async def heard(peer: Peer) -> bytes:
+    """Return all that the door says until it ends the connection."""
+    try:
+        return await asyncio.wait_for(peer[0].read(), 5)
+    except ConnectionError:
+        return b""
+    finally:
+        peer[1].close()
+
+
+async def test_a_stranger_gets_one_answer_however_much_it_asks(public_port: int) -> None:
+    answer = await heard(await knock(public_port, b"GET / HTTP/1.1\r\n\r\n" * 1_000))
+    assert answer == HttpResponse(200).encode()
+
+
+async def test_a_stranger_that_says_nothing_is_not_waited_for(
+    public_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_door, "PATIENCE_S", 0.02)
+    assert await heard(await knock(public_port)) == b""
+    assert await heard(await knock(public_port, b"GET / HTTP/1.1\r\nHo")) == b""
+
+
+async def test_the_oldest_stranger_makes_room(public_port: int) -> None:
+    first, second, third = [await knock(public_port) for _ in range(3)]
+    assert await heard(first) == b""
+    for peer in (second, third):
+        peer[1].write(b"GET / HTTP/1.1\r\n\r\n")
+        assert await heard(peer) == HttpResponse(200).encode()
