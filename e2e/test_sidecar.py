@@ -121,7 +121,7 @@ class Stand:
         ]
         body: dict[str, object] = {"model": "demo", "messages": messages, "max_tokens": 1}
         if payload.tools:
-            body |= {"tools": payload.tools, "tool_choice": "none"}
+            body["tools"] = payload.tools
         async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             answer = await client.post(f"{self.engine.url}/v1/chat/completions", json=body)
         answer.raise_for_status()

@@ -39,10 +39,15 @@ class FakePool:
             chain += name
             digest = chain.encode()
             if self.get_cached_block(digest, [0]) is None:
-                block = next(b for b in self.blocks[1:] if not b.ref_cnt and not b.block_hash)
-                block.block_hash = digest + b"|0"
+                self._free_block(hashes).block_hash = digest + b"|0"
             hashes.append(digest)
         return tuple(hashes)
+
+    def _free_block(self, chain: Sequence[bytes]) -> FakeBlock:
+        """An empty block, else one that nobody holds and that is not part of ``chain``."""
+        kept = {digest + b"|0" for digest in chain}
+        free = [b for b in self.blocks[1:] if not b.ref_cnt and b.block_hash not in kept]
+        return min(free, key=lambda block: block.block_hash is not None)
 
     def evict(self) -> None:
         """Other traffic takes every block that nobody holds."""
