@@ -30,6 +30,7 @@ else:
 # vLLM configures this logger's level and handlers for the whole engine process.
 _log = logging.getLogger("vllm.promptprefix")
 _COMPLETED: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
+_LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 _MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
 
@@ -199,6 +200,11 @@ class PinningMixin(_Base):  # type: ignore[misc]
             and not output.total_num_scheduled_tokens
             and not self.running
             and not getattr(self, "deferred_frees", ())
+            # A connector fills blocks of such a request now: it runs next, and gives them back.
+            and not any(
+                request.status.name == _LOADING
+                for request in getattr(self, "kv_holding_waiting", ())
+            )
         )
 
     def _open_valve(self, desk: PinDesk, now: float) -> None:
