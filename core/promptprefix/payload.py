@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from promptprefix.canonical import CanonicalError, JsonValue, parse_json
 
@@ -33,14 +33,23 @@ class PayloadError(ValueError):
 
 
 class Payload(BaseModel):
-    """Raw declared content. Bytes decide cache hits, so nothing is normalised here."""
+    """Raw declared content. Bytes decide cache hits, so nothing is normalised here.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+    Its text is a secret: it never shows in ``repr`` or in errors.
+    """
 
-    systemInstructions: str = ""  # noqa: N815 - the names of the resource's fields
-    toolDefinitions: str = "[]"  # noqa: N815
-    defaultModeSpecs: str = ""  # noqa: N815
-    chatTemplateOptions: str = "{}"  # noqa: N815
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        ignored_types=(cached_property,),
+    )
+
+    # The fields have the names that they have in the resource.
+    systemInstructions: str = Field(default="", repr=False)  # noqa: N815
+    toolDefinitions: str = Field(default="[]", repr=False)  # noqa: N815
+    defaultModeSpecs: str = Field(default="", repr=False)  # noqa: N815
+    chatTemplateOptions: str = Field(default="{}", repr=False)  # noqa: N815
 
     @classmethod
     def from_data(cls, data: Mapping[str, str]) -> Payload:

@@ -66,11 +66,13 @@ class InlineContent(Strict):
 
     systemInstructions: str = Field(  # noqa: N815
         default="",
+        repr=False,
         max_length=MAX_TEXT,
         description="Text of the system message: persona, guardrails, formats. Kept byte for byte.",
     )
     toolDefinitions: str = Field(  # noqa: N815
         default="[]",
+        repr=False,
         max_length=MAX_TEXT,
         description='JSON text of an OpenAI "tools" array, exactly as clients send it. A string, '
         "because the API server would reorder keys, and bytes decide cache hits.",
@@ -83,11 +85,13 @@ class InlineContent(Strict):
     )
     defaultModeSpecs: str = Field(  # noqa: N815
         default="",
+        repr=False,
         max_length=MAX_TEXT,
         description="Appended to the system text after a blank line.",
     )
     chatTemplateOptions: str = Field(  # noqa: N815
         default="{}",
+        repr=False,
         max_length=16_384,
         description="JSON text of the chat template's arguments (chat_template_kwargs) that "
         "change the rendering.",

@@ -40,7 +40,7 @@ HANDLED = frozenset({"items", "additionalProperties", "properties", "anyOf", "co
 class Strict(BaseModel):
     """Base of spec models: what isn't declared isn't accepted."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def cel(rule: str, message: str) -> dict[str, str]:

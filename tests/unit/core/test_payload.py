@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from promptprefix.payload import CONTENT_FIELDS, Payload, PayloadError
+from promptprefix.resource import InlineContent
 
 TOOL = '{"type":"function","function":{"name":"f"}}'
 
@@ -96,3 +98,14 @@ def test_digest_never_changes() -> None:
     assert Payload(systemInstructions="You are a bot.").digest == (
         "82335f74c0f2c15ced88872cd142a5a9a456aa2c96a74135e96e9fa2a63e4a53"
     )
+
+
+def test_no_text_shows_in_repr_or_errors() -> None:
+    assert "secret words" not in repr(Payload(systemInstructions="secret words"))
+    assert "secret words" not in repr(InlineContent(systemInstructions="secret words"))
+    with pytest.raises(ValidationError) as caught:
+        Payload(systemInstructions=["secret words"])  # type: ignore[arg-type]
+    assert "secret words" not in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        InlineContent(systemInstructions="secret words", unknown=1)  # type: ignore[call-arg]
+    assert "secret words" not in str(caught.value)
