@@ -150,6 +150,19 @@ class RouterStack:
 
         await until(taken, f"Envoy's pool is {wanted}")
 
+    async def settled(self) -> None:
+        """Wait until the picker's load has no picks of answered requests in it.
+
+        The first reading after this call may have begun before; the second has not.
+        """
+        name = "promptprefix_router_load_readings_total"
+        before = await self.metric(name, result="ok")
+
+        async def read_twice() -> bool:
+            return await self.metric(name, result="ok") >= before + 2
+
+        await until(read_twice, "two readings of Envoy's load")
+
     async def pool(self) -> dict[str, bool]:
         """Return Envoy's endpoints, and whether it would choose them by itself."""
         url = f"http://127.0.0.1:{self.admin_port}/clusters?format=json"

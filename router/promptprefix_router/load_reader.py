@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import httpx
 import msgspec
@@ -96,17 +97,29 @@ class LoadReader:
         ledger: LoadLedger,
         metrics: RouterMetrics,
         interval_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._admin = admin
         self._ledger = ledger
         self._metrics = metrics
         self._interval_s = interval_s
+        self._sleep = sleep
 
     async def run(self) -> None:
         """Read for ever."""
         while True:
             await self.read()
-            await asyncio.sleep(self._interval_s * (IDLE_FACTOR if self._ledger.idle else 1))
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait one interval, or longer as long as nothing is picked.
+
+        Picks count as load until the next reading, even when their requests are long answered.
+        """
+        for _ in range(IDLE_FACTOR):
+            await self._sleep(self._interval_s)
+            if not self._ledger.idle:
+                return
 
     async def read(self) -> None:
         """Read once."""

@@ -255,3 +255,25 @@ async def test_the_reader_fills_the_ledger() -> None:
         assert ledger.load("10.0.0.1:8000") == 4
         await reader.read()
         assert ledger.load("10.0.0.1:8000") == 4
+
+
+async def test_an_idle_pool_is_read_again_one_interval_after_a_pick() -> None:
+    _, ledger, metrics = picker_parts()
+    events: list[str] = []
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        events.append("read")
+        return httpx.Response(200, json={"cluster_statuses": []})
+
+    async def sleep(_: float) -> None:
+        events.append("sleep")
+        if len(events) == 5:
+            ledger.pick("10.0.0.1:8000")
+        if events.count("read") == 2:
+            raise asyncio.CancelledError
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
+        with pytest.raises(asyncio.CancelledError):
+            await LoadReader(admin, ledger, metrics, 0.1, sleep).run()
+    assert events == ["read", "sleep", "sleep", "sleep", "sleep", "read", "sleep"]
