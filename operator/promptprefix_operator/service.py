@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import kopf
@@ -21,7 +22,7 @@ from promptprefix_operator.control_api import Access, ControlApi
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.credentials import CredentialStore
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.handlers import kopf_settings, registry_of
+from promptprefix_operator.handlers import Login, kopf_settings, registry_of
 from promptprefix_operator.health import health_application
 from promptprefix_operator.identity import TokenReviewer
 from promptprefix_operator.metrics import Metrics
@@ -44,6 +45,79 @@ log = structlog.get_logger(__name__)
 def utc_now() -> datetime:
     """Return the time."""
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What the operator is made of, wired."""
+
+    metrics: Metrics
+    cluster: Cluster
+    sidecars: Sidecars
+    declarations: Declarations
+    publication: Publication
+    controller: Controller
+    observer: Observer
+
+    def health(self, settings: Settings) -> web.Application:
+        """Return the application of the metrics port."""
+        return health_application(
+            self.metrics.registry,
+            lambda: self.controller.pass_age,
+            _STALE_PASSES * settings.resync_seconds,
+        )
+
+    def control(self, settings: Settings, api: ApiServer) -> web.Application:
+        """Return the application of the control port."""
+        return ControlApi(
+            reviewer=TokenReviewer(api, time.time, self.metrics.cached_tokens.set),
+            access=Access(settings.namespaces, settings.router_service_accounts),
+            sidecars=self.sidecars,
+            publication=self.publication,
+            content=self.declarations.payload,
+            metrics=self.metrics,
+        ).application()
+
+    def registry(self, settings: Settings, api: ApiServer, login: Login) -> kopf.OperatorRegistry:
+        """Return what kopf calls."""
+        writer = StatusWriter(
+            api=api,
+            cluster=self.cluster,
+            controller=self.controller,
+            metrics=self.metrics,
+            clock=time.monotonic,
+            rewrite_seconds=settings.resync_seconds,
+        )
+        return registry_of(
+            login=login,
+            cluster=self.cluster,
+            controller=self.controller,
+            writer=writer,
+            passed=self.publication.wait,
+            release_seconds=settings.release_seconds,
+        )
+
+
+def _assemble(settings: Settings, api: ApiServer, term: int) -> _Parts:
+    wake = asyncio.Event()
+    metrics = Metrics()
+    cluster = Cluster(wake.set)
+    sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
+    declarations = Declarations(lint_payload)
+    publication = Publication(term)
+    controller = Controller(
+        cluster=cluster,
+        sidecars=sidecars,
+        declarations=declarations,
+        publication=publication,
+        metrics=metrics,
+        now=utc_now,
+        clock=time.monotonic,
+        wake=wake,
+        resync_seconds=settings.resync_seconds,
+    )
+    observer = Observer(api, cluster, settings.namespaces)
+    return _Parts(metrics, cluster, sidecars, declarations, publication, controller, observer)
 
 
 class Operator:
@@ -76,46 +150,16 @@ class Operator:
 
     async def _serve(self, api: ApiServer, stack: AsyncExitStack) -> None:
         settings = self._settings
-        wake = asyncio.Event()
-        metrics = Metrics()
-        cluster = Cluster(wake.set)
-        sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
-        declarations = Declarations(lint_payload)
         trust = self._trust(api)
         context, term = await self._lead(trust)
-        publication = Publication(term)
-        controller = Controller(
-            cluster=cluster,
-            sidecars=sidecars,
-            declarations=declarations,
-            publication=publication,
-            metrics=metrics,
-            now=utc_now,
-            clock=time.monotonic,
-            wake=wake,
-            resync_seconds=settings.resync_seconds,
-        )
-        health = health_application(
-            metrics.registry,
-            lambda: controller.pass_age,
-            _STALE_PASSES * settings.resync_seconds,
-        )
-        control = ControlApi(
-            reviewer=TokenReviewer(api, time.time, metrics.cached_tokens.set),
-            access=Access(settings.namespaces, settings.router_service_accounts),
-            sidecars=sidecars,
-            publication=publication,
-            content=declarations.payload,
-            metrics=metrics,
-        ).application()
-        observer = Observer(api, cluster, settings.namespaces)
+        parts = _assemble(settings, api, term)
         self.metrics_port = await listen(
-            stack, health, settings.metrics_host, settings.metrics_port
+            stack, parts.health(settings), settings.metrics_host, settings.metrics_port
         )
-        await observer.start()
-        controller.step()
+        await parts.observer.start()
+        parts.controller.step()
         self.control_port = await listen(
-            stack, control, settings.listen_host, settings.listen_port, context
+            stack, parts.control(settings, api), settings.listen_host, settings.listen_port, context
         )
         log.info(
             "serving",
@@ -125,34 +169,23 @@ class Operator:
             term=term,
         )
         self.ready.set()
-        writer = StatusWriter(
-            api=api,
-            cluster=cluster,
-            controller=controller,
-            metrics=metrics,
-            clock=time.monotonic,
-            rewrite_seconds=settings.resync_seconds,
-        )
-        registry = registry_of(
-            login=lambda: connection_of(self._configuration),
-            cluster=cluster,
-            controller=controller,
-            writer=writer,
-            passed=publication.wait,
-            release_seconds=settings.release_seconds,
-        )
+        await self._work(parts, api, trust)
+
+    async def _work(self, parts: _Parts, api: ApiServer, trust: Trust | None) -> None:
+        """Run the loops until kopf ends."""
+        registry = parts.registry(self._settings, api, lambda: connection_of(self._configuration))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(controller.run()),
-                group.create_task(observer.keep_config_maps(publication.wait)),
-                group.create_task(observer.keep_swept()),
+                group.create_task(parts.controller.run()),
+                group.create_task(parts.observer.keep_config_maps(parts.publication.wait)),
+                group.create_task(parts.observer.keep_swept()),
             ]
             if trust is not None:
                 tasks.append(group.create_task(trust.keep()))
             await kopf.operator(
                 registry=registry,
                 settings=kopf_settings(),
-                namespaces=settings.namespaces,
+                namespaces=self._settings.namespaces,
                 standalone=True,
                 stop_flag=self.stop,
             )
