@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from promptprefix.fleet import Pod
-from promptprefix.payload import CONTENT_FIELDS, Payload
+from promptprefix.payload import Payload, PayloadError
 from promptprefix.resource import PromptPrefixSpec, PromptPrefixStatus
 
 FINALIZER = "promptprefix.dev/finalizer"
@@ -121,11 +121,9 @@ def pod_of(body: Mapping[str, Any]) -> Pod:
 def config_map_of(body: Mapping[str, Any]) -> ConfigMap:
     """Read the content fields of a ConfigMap; other keys are none of ours."""
     version, data = version_of(body), body.get("data") or {}
-    fields = {key: str(data[key]) for key in CONTENT_FIELDS if key in data}
-    if fields:
-        try:
-            return ConfigMap(version, Payload(**fields))
-        except ValidationError as error:
-            return ConfigMap(version, None, explain(error, "data"))
-    expected = ", ".join(CONTENT_FIELDS)
-    return ConfigMap(version, None, f"it has none of the keys {expected} under data")
+    try:
+        return ConfigMap(version, Payload.from_data({key: str(data[key]) for key in data}))
+    except PayloadError as error:
+        return ConfigMap(version, None, str(error))
+    except ValidationError as error:
+        return ConfigMap(version, None, explain(error, "data"))
