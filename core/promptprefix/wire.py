@@ -24,6 +24,12 @@ ROUTES_PATH = "/v1/routes"
 LONG_POLL_S = 30.0
 """Seconds that the operator holds a question without news before it answers 204."""
 
+STANDBY_STATUS = 421
+"""HTTP status (Misdirected Request) of an operator that does not lead; it closes the connection.
+
+The client dials again: the Service picks an operator anew.
+"""
+
 HARD_PINS = "hard-pins"
 """Capability of an engine that has loaded the plugin and accepts our key."""
 
@@ -59,11 +65,15 @@ class Phase(StrEnum):
 
 
 class EngineState(Wire):
-    """What a sidecar knows of its engine. ``epoch`` changes when the engine restarts."""
+    """What a sidecar knows of its engine. ``epoch`` changes when the engine restarts.
+
+    ``tls``: the engine speaks HTTPS on ``port``.
+    """
 
     healthy: bool
     address: str
     port: int
+    tls: bool = False
     models: tuple[str, ...] = Field(default=(), max_length=MAX_REPORTED)
     epoch: str = ""
     version: str = ""
@@ -98,9 +108,15 @@ class PlacementState(Wire):
 
 
 class SidecarState(Wire):
-    """Everything a sidecar reports."""
+    """Everything a sidecar reports.
+
+    ``ready``: the pod's readiness gate is open. ``failed_open``: in this epoch of the engine it was
+    opened by its time limit, before everything was warm.
+    """
 
     engine: EngineState
+    ready: bool = False
+    failed_open: bool = False
     placements: tuple[PlacementState, ...] = Field(default=(), max_length=MAX_REPORTED)
 
 

@@ -34,6 +34,7 @@ ENGINE = EngineState(
     block_size=32,
     capabilities=("hard-pins",),
 )
+HTTPS = ENGINE.model_copy(update={"tls": True})
 STATE = PlacementState(
     id="a", phase=Phase.WARM, pinned=Pinning.HARD, tokens=64, last_hit=1.5, warm_seconds=0.25
 )
@@ -63,6 +64,7 @@ REVISION = Revision(term=1, number=2)
 MESSAGES: tuple[Wire, ...] = (
     SyncRequest(state=SidecarState(engine=ENGINE)),
     SyncRequest(revision=REVISION, state=SidecarState(engine=ENGINE, placements=(STATE,))),
+    SyncRequest(state=SidecarState(engine=HTTPS, ready=True, failed_open=True)),
     SyncResponse(revision=REVISION, placements=()),
     SyncResponse(revision=REVISION, placements=(PLACEMENT,)),
     RouteTable(revision=REVISION, prefixes=(PREFIX,), endpoints=(ENDPOINT,)),
@@ -87,6 +89,12 @@ def test_what_a_newer_peer_adds_is_ignored(message: Wire) -> None:
 def test_malformed_questions_are_refused(body: str) -> None:
     with pytest.raises(ValidationError):
         SyncRequest.model_validate_json(body)
+
+
+def test_a_sidecar_that_says_nothing_of_readiness_or_tls_is_understood() -> None:
+    engine = '{"healthy": true, "address": "10.0.0.1", "port": 8000}'
+    state = SyncRequest.model_validate_json(f'{{"state": {{"engine": {engine}}}}}').state
+    assert (state.ready, state.failed_open, state.engine.tls) == (False, False, False)
 
 
 @given(st.builds(PlacementState))
