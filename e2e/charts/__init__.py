@@ -1,0 +1,1 @@
+"""The charts, rendered by the real Helm; no cluster is needed."""
