@@ -82,7 +82,7 @@ def notes(
 
 def objects_of(text: str) -> list[Object]:
     """Return the documents of ``text`` that are not empty."""
-    documents = yaml.load_all(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    documents = yaml.load_all(text, Loader=_Loader)
     return [document for document in documents if document is not None]
 
 
