@@ -72,12 +72,19 @@ def expression(**fields: Any) -> dict[str, Any]:
 REPLICAS = ("spec.replicas", "a number from 1 to 10000 or the word All")
 VALUES = ("spec.pods.selector.matchExpressions[0]", "values must be given for the operators")
 EMPTY = ("spec.content.inline", "must declare systemInstructions, defaultModeSpecs")
-ONE_SOURCE = ("spec.content", "exactly one of inline and configMapRef")
+ONE_SOURCE = ("spec.content", "exactly one of inline, configMapRef and secretRef")
 EMPTY_SELECTOR = ("spec.pods.selector", "an empty one selects every pod")
 REF = {"configMapRef": {"name": "text"}}
+SECRET_REF = {"secretRef": {"name": "text"}}
 
 REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("both sources", {"content": inline(systemInstructions="x") | REF}, ONE_SOURCE),
+    ("ConfigMap and Secret", {"content": REF | SECRET_REF}, ONE_SOURCE),
+    (
+        "all sources",
+        {"content": inline(systemInstructions="x") | REF | SECRET_REF},
+        ONE_SOURCE,
+    ),
     ("no source", {"content": {}}, ONE_SOURCE),
     ("no content", {"content": None}, ("spec.content", "Required value")),
     ("empty inline", {"content": inline()}, EMPTY),
@@ -112,6 +119,11 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
         "ConfigMap with a bad name",
         {"content": {"configMapRef": {"name": "My Text"}}},
         ("spec.content.configMapRef.name", "should match"),
+    ),
+    (
+        "Secret with a key",
+        {"content": {"secretRef": {"name": "a", "key": "b"}}},
+        ("spec.content.secretRef.key", "field not declared in schema"),
     ),
     ("no model", {"model": None}, ("spec.model", "Required value")),
     ("empty model", {"model": ""}, ("spec.model", "at least 1 chars long")),
@@ -176,6 +188,7 @@ ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("replicas 1", {"replicas": 1}),
     ("replicas 10000", {"replicas": 10_000}),
     ("ConfigMap", {"content": REF}),
+    ("Secret", {"content": SECRET_REF}),
     ("longest text", {"content": inline(systemInstructions=TOO_LONG[1:])}),
     ("tools alone", {"content": inline(toolDefinitions='[\n{"type": "function"}\n]\n')}),
     ("mode specs alone", {"content": inline(defaultModeSpecs="x", toolDefinitions="")}),

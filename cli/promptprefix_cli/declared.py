@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from promptprefix.request import UndeclaredError, chat_immutable_part
 from promptprefix.resource import (
     API_VERSION,
     KIND,
+    Content,
     LintFinding,
     LintPolicy,
     LintSettings,
@@ -24,10 +26,11 @@ from promptprefix.resource import (
 )
 from promptprefix_cli.input_error import InputError, validation_errors
 
-ConfigMaps: TypeAlias = Mapping[tuple[str, str], Mapping[str, Any]]
-"""ConfigMaps of the input by namespace and name."""
+Sources: TypeAlias = Mapping[tuple[str, str, str], Mapping[str, Any]]
+"""ConfigMaps and Secrets of the input by kind, namespace and name."""
 
-CONFIG_MAP = ("v1", "ConfigMap")
+CONFIG_MAP = "ConfigMap"
+SECRET = "Secret"  # noqa: S105 - a kind
 
 INLINE = {name: f"spec.content.inline.{name}" for name in CONTENT_FIELDS}
 DATA = {name: f"data.{name}" for name in CONTENT_FIELDS}
@@ -76,14 +79,16 @@ def declared_prefixes(
     found: list[Declared] = []
     errors: list[InputError] = []
     objects = list(_objects(documents))
-    config_maps = {
-        (_metadata(item, "namespace"), _metadata(item, "name")): item
+    sources = {
+        (item["kind"], _metadata(item, "namespace"), _metadata(item, "name")): item
         for _, item in objects
-        if isinstance(item, Mapping) and (item.get("apiVersion"), item.get("kind")) == CONFIG_MAP
+        if isinstance(item, Mapping)
+        and item.get("apiVersion") == "v1"
+        and item.get("kind") in (CONFIG_MAP, SECRET)
     }
     for label, item in objects:
         try:
-            if declared := _declared(label, item, config_maps):
+            if declared := _declared(label, item, sources):
                 found.append(declared)
         except* InputError as group:
             errors += [error for error in group.exceptions if isinstance(error, InputError)]
@@ -103,7 +108,7 @@ def _objects(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield label, document
 
 
-def _declared(label: str, item: Any, config_maps: ConfigMaps) -> Declared | None:
+def _declared(label: str, item: Any, sources: Sources) -> Declared | None:
     if not isinstance(item, Mapping):
         raise InputError(label, "", f"must be a {KIND} manifest or a chat request body")
     if "kind" not in item:
@@ -113,10 +118,10 @@ def _declared(label: str, item: Any, config_maps: ConfigMaps) -> Declared | None
     if item["kind"] != KIND:
         return None
     name = "/".join(filter(None, (_metadata(item, "namespace"), _metadata(item, "name"))))
-    return _manifest(f"{label} ({KIND} {name})" if name else f"{label} ({KIND})", item, config_maps)
+    return _manifest(f"{label} ({KIND} {name})" if name else f"{label} ({KIND})", item, sources)
 
 
-def _manifest(document: str, item: Mapping[Any, Any], config_maps: ConfigMaps) -> Declared:
+def _manifest(document: str, item: Mapping[Any, Any], sources: Sources) -> Declared:
     if item.get("apiVersion") != API_VERSION:
         raise InputError(document, "apiVersion", f"must be {API_VERSION}")
     if not _metadata(item, "name") and not _metadata(item, "generateName"):
@@ -128,33 +133,71 @@ def _manifest(document: str, item: Mapping[Any, Any], config_maps: ConfigMaps) -
     except ValidationError as error:
         complaints = list(validation_errors(document, error, "spec"))
         raise ExceptionGroup("spec", complaints) from error
-    if spec.content.inline:
-        payload, places = spec.content.inline.payload(), INLINE
-    else:
-        payload, places = _config_map_payload(document, item, spec, config_maps), DATA
+    payload, places = _content(document, _metadata(item, "namespace"), spec.content, sources)
     fingerprint = _fingerprint(document, spec.model, payload, places)
     return Declared(document, spec.model, payload, places, fingerprint, spec.lint)
 
 
-def _config_map_payload(
-    document: str, item: Mapping[Any, Any], spec: PromptPrefixSpec, config_maps: ConfigMaps
-) -> Payload:
-    reference = spec.content.configMapRef
-    name = reference.name if reference else ""
-    namespace = _metadata(item, "namespace")
+def _content(
+    document: str, namespace: str, content: Content, sources: Sources
+) -> tuple[Payload, Mapping[str, str]]:
+    """Return the text and the places of its fields."""
+    if content.inline is not None:
+        return content.inline.payload(), INLINE
+    if content.secretRef is not None:
+        field = "spec.content.secretRef.name"
+        secret = _source(document, field, (SECRET, namespace, content.secretRef.name), sources)
+        plain = _strings(document, field, secret, "stringData")
+        encoded = _strings(document, field, secret, "data")
+        encoded |= {key: b64encode(text.encode()).decode() for key, text in plain.items()}
+        places = DATA | {key: f"stringData.{key}" for key in CONTENT_FIELDS if key in plain}
+        return _read(document, field, secret, Payload.from_secret, encoded), places
     field = "spec.content.configMapRef.name"
-    config_map = config_maps.get((namespace, name))
-    if config_map is None:
-        where = f" of namespace {namespace}" if namespace else ""
-        message = f"the ConfigMap {name}{where} is not in the input; include its manifest"
+    name = content.configMapRef.name if content.configMapRef is not None else ""
+    config_map = _source(document, field, (CONFIG_MAP, namespace, name), sources)
+    data = _strings(document, field, config_map, "data")
+    return _read(document, field, config_map, Payload.from_data, data), DATA
+
+
+def _source(
+    document: str, field: str, key: tuple[str, str, str], sources: Sources
+) -> Mapping[str, Any]:
+    if (found := sources.get(key)) is not None:
+        return found
+    kind, namespace, name = key
+    where = f" of namespace {namespace}" if namespace else ""
+    message = (
+        f"the {kind} {name}{where} is not in the input; include its manifest "
+        "(nothing is read from a cluster)"
+    )
+    raise InputError(document, field, message)
+
+
+def _strings(document: str, field: str, source: Mapping[str, Any], key: str) -> dict[str, str]:
+    values = source.get(key)
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) for v in values.values()):
+        message = f"the {_named(source)} must have {key}, all of it strings"
         raise InputError(document, field, message)
-    data = config_map.get("data")
-    if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
-        raise InputError(document, field, f"the ConfigMap {name} must have data, all of it strings")
+    return dict(values)
+
+
+def _read(
+    document: str,
+    field: str,
+    source: Mapping[str, Any],
+    read: Callable[[Mapping[str, str]], Payload],
+    data: Mapping[str, str],
+) -> Payload:
     try:
-        return Payload.from_data(data)
+        return read(data)
     except PayloadError as error:
-        raise InputError(document, field, f"the ConfigMap {name}: {error}") from error
+        raise InputError(document, field, f"the {_named(source)}: {error}") from error
+
+
+def _named(source: Mapping[str, Any]) -> str:
+    return f"{source['kind']} {_metadata(source, 'name')}"
 
 
 def _request(document: str, body: Mapping[Any, Any]) -> Declared:

@@ -32,8 +32,9 @@ Files = Annotated[
         "-f",
         "--filename",
         metavar="FILE|-",
-        help="PromptPrefix manifests (and the ConfigMaps that they name) in YAML or JSON, or chat "
-        "request bodies in JSON; - reads the standard input. May be given several times.",
+        help="PromptPrefix manifests (and the ConfigMaps and Secrets that they name) in YAML or "
+        "JSON, or chat request bodies in JSON; - reads the standard input. May be given several "
+        "times.",
     ),
 ]
 OutputOption = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,15 @@ class Payload(BaseModel):
             raise PayloadError("data", message, "InvalidContent")
         return cls(**known)
 
+    @classmethod
+    def from_secret(cls, data: Mapping[str, str]) -> Payload:
+        """Return the text in a Secret's ``data``, whose values are base64.
+
+        Raises `PayloadError` (InvalidContent) that names the key, never its value.
+        """
+        encoded = {key: data[key] for key in CONTENT_FIELDS if key in data}
+        return cls.from_data({key: _decoded(key, value) for key, value in encoded.items()})
+
     @property
     def system(self) -> str:
         """Text of the system message: the instructions, then a blank line and the mode specs."""
@@ -104,6 +114,16 @@ class Payload(BaseModel):
     def empty(self) -> bool:
         """Whether neither a system text nor a tool is declared."""
         return not self.system and not self.tools
+
+
+def _decoded(key: str, value: str) -> str:
+    try:
+        return base64.b64decode(value, validate=True).decode()
+    except UnicodeDecodeError as error:
+        message = f"is not UTF-8 text (byte {error.start})"
+        raise PayloadError(key, message, "InvalidContent") from None
+    except ValueError:
+        raise PayloadError(key, "is not base64", "InvalidContent") from None
 
 
 def _check_tool(index: int, tool: JsonValue) -> None:

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     SIDECAR_NOT_CONNECTED = "SidecarNotConnected"
     ENGINE_NOT_HEALTHY = "EngineNotHealthy"
     CONTENT_NOT_FOUND = "ContentNotFound"
+    CONTENT_FORBIDDEN = "ContentForbidden"
     INVALID_CONTENT = "InvalidContent"
     INVALID_TOOLS = "InvalidTools"
     INVALID_SPEC = "InvalidSpec"

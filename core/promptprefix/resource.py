@@ -62,7 +62,7 @@ class Pods(Strict):
 
 
 class InlineContent(Strict):
-    """Declared text in the resource itself. Sensitive text belongs elsewhere."""
+    """Declared text in the resource itself. Sensitive text belongs in a Secret."""
 
     systemInstructions: str = Field(  # noqa: N815
         default="",
@@ -133,6 +133,22 @@ class ConfigMapRef(Strict):
     )
 
 
+class SecretRef(Strict):
+    """A Secret in the resource's namespace."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=rf"^{DNS_NAME}$",
+        description="Name of a Secret in the same namespace that the operator was allowed to get; "
+        "its keys are the names of the four inline fields. A change of its data is a new version "
+        "of the prefix.",
+    )
+
+
+ONE_SOURCE = "content must have exactly one of inline, configMapRef and secretRef"
+
+
 class Content(Strict):
     """Where the declared text stands: exactly one place."""
 
@@ -143,20 +159,25 @@ class Content(Strict):
     configMapRef: ConfigMapRef | None = Field(  # noqa: N815
         default=None, description="Text in a ConfigMap."
     )
+    secretRef: SecretRef | None = Field(  # noqa: N815
+        default=None,
+        description="Text in a Secret: for text that readers of the resource must not see.",
+    )
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             cel(
-                "has(self.inline) != has(self.configMapRef)",
-                "content must have exactly one of inline and configMapRef",
+                "[has(self.inline), has(self.configMapRef), has(self.secretRef)]"
+                ".exists_one(given, given)",
+                ONE_SOURCE,
             )
         )
     )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Content:
-        if (self.inline is None) == (self.configMapRef is None):
-            raise ValueError("content must have exactly one of inline and configMapRef")
+        if [self.inline, self.configMapRef, self.secretRef].count(None) != 2:
+            raise ValueError(ONE_SOURCE)
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ def config_map(namespace: str = "ml", **data: Any) -> str:
     return yaml.safe_dump(body)
 
 
+def secret(namespace: str = "ml", **fields: Any) -> str:
+    metadata = {"name": "text", "namespace": namespace}
+    return yaml.safe_dump({"apiVersion": "v1", "kind": "Secret", "metadata": metadata} | fields)
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
 def request(content: Any = "You are a bot.", **fields: Any) -> str:
     messages = [{"role": "system", "content": content}, {"role": "user", "content": "Hi"}]
     return json.dumps({"model": "m", "messages": messages, **fields})
@@ -63,6 +73,7 @@ def inline(**fields: str) -> dict[str, Any]:
 
 
 REF = {"content": {"configMapRef": {"name": "text"}}}
+SECRET_REF = {"content": {"secretRef": {"name": "text"}}}
 LIST = yaml.safe_dump({"kind": "List", "items": [yaml.safe_load(prefix())]})
 
 
@@ -76,6 +87,18 @@ LIST = yaml.safe_dump({"kind": "List", "items": [yaml.safe_load(prefix())]})
         prefix() + "---\napiVersion: apps/v1\nkind: Deployment\n",
         prefix(**REF) + "---\n" + config_map(systemInstructions="You are a bot."),
         config_map(systemInstructions="You are a bot.", README="x") + "---\n" + prefix(**REF),
+        prefix(**SECRET_REF)
+        + "---\n"
+        + secret(data={"systemInstructions": encoded("You are a bot.")}),
+        prefix(**SECRET_REF)
+        + "---\n"
+        + secret(stringData={"systemInstructions": "You are a bot."}),
+        secret(
+            data={"systemInstructions": encoded("Old."), "README": "%"},
+            stringData={"systemInstructions": "You are a bot."},
+        )
+        + "---\n"
+        + prefix(**SECRET_REF),
         request(),
         "\ufeff" + request(),
         json.dumps(json.loads(request()), indent=2),
@@ -195,7 +218,7 @@ BAD_INPUT: tuple[tuple[str | bytes, str], ...] = (
     (prefix(pinning="hard"), "spec.pinning: Input should be 'Hard', 'Soft' or 'None'"),
     (prefix(windows=[]), "spec.windows: unknown field; remove it or check its spelling"),
     (prefix(pods={}), "spec.pods.selector: is missing; add it"),
-    (prefix(content={}), "spec.content: content must have exactly one of inline and configMapRef"),
+    (prefix(content={}), "spec.content: content must have exactly one of inline, configMap"),
     (prefix(**inline(systemInstructions="")), "spec.content: declares neither a system text nor"),
     (prefix(**inline(toolDefinitions="{")), "spec.content.inline.toolDefinitions: not JSON"),
     (
@@ -207,6 +230,20 @@ BAD_INPUT: tuple[tuple[str | bytes, str], ...] = (
     (prefix(**REF) + "---\n" + config_map(README="x"), "none of the keys systemInstructions"),
     (prefix(**REF) + "---\n" + config_map(systemInstructions=1), "all of it strings"),
     (prefix(**REF) + "---\n" + config_map(toolDefinitions="{}"), "data.toolDefinitions: must be a"),
+    (
+        prefix(**SECRET_REF),
+        "spec.content.secretRef.name: the Secret text of namespace ml is not in",
+    ),
+    (prefix(**SECRET_REF) + "---\n" + config_map(systemInstructions="x"), "read from a cluster)"),
+    (
+        prefix(**SECRET_REF) + "---\n" + secret(data={"systemInstructions": "%"}),
+        "spec.content.secretRef.name: the Secret text: systemInstructions: is not base64",
+    ),
+    (prefix(**SECRET_REF) + "---\n" + secret(stringData=["x"]), "must have stringData, all of it"),
+    (
+        prefix(**SECRET_REF) + "---\n" + secret(stringData={"toolDefinitions": "{}"}),
+        "stringData.toolDefinitions: must be a",
+    ),
     (prefix().replace("v1alpha1", "v1"), "apiVersion: must be promptprefix.dev/v1alpha1"),
     (prefix(""), "metadata.name: is missing; add it"),
     (prefix().partition("spec:")[0], "spec: is missing; add it"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,33 @@ def test_empty(payload: Payload, empty: bool) -> None:
 def test_from_data_takes_the_content_fields() -> None:
     data = {"systemInstructions": "a", "toolDefinitions": "[]", "README": "text"}
     assert Payload.from_data(data) == Payload(systemInstructions="a")
+
+
+@pytest.mark.parametrize("text", ["x", "é 🙂 \r\n", ""])
+def test_from_secret_takes_the_bytes(text: str) -> None:
+    data = {"systemInstructions": base64.b64encode(text.encode()).decode(), "password": "%"}
+    assert Payload.from_secret(data) == Payload(systemInstructions=text)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("%%%%", "toolDefinitions: is not base64"),
+        ("c2VjcmV0b", "toolDefinitions: is not base64"),
+        ("é", "toolDefinitions: is not base64"),
+        ("c2VjcmV0/w==", "toolDefinitions: is not UTF-8 text (byte 6)"),
+    ],
+)
+def test_from_secret_names_the_key_alone(value: str, message: str) -> None:
+    with pytest.raises(PayloadError) as caught:
+        Payload.from_secret({"toolDefinitions": value})
+    assert (str(caught.value), caught.value.reason) == (message, "InvalidContent")
+    assert caught.value.__cause__ is None
+
+
+def test_from_secret_without_a_content_field() -> None:
+    with pytest.raises(PayloadError, match="none of the keys"):
+        Payload.from_secret({"password": "c2VjcmV0"})
 
 
 @pytest.mark.parametrize("data", [{}, {"README": "text"}, {"systeminstructions": "a"}])

@@ -35,7 +35,9 @@ def expression(**fields: Any) -> dict[str, Any]:
         ({"model": "m" * 513}, "model"),
         ({"content": {}}, "content"),
         ({"content": {"inline": {}, "configMapRef": {"name": "a"}}}, "content"),
-        ({"content": {"secretRef": {"name": "a"}}}, "content.secretRef"),
+        ({"content": {"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}}, "content"),
+        ({"content": {"secretRef": {"name": "A"}}}, "content.secretRef.name"),
+        ({"content": {"secretRef": {"name": "a", "key": "b"}}}, "content.secretRef.key"),
         ({"content": {"configMapRef": {"name": "A"}}}, "content.configMapRef.name"),
         (
             {"content": {"inline": {"systemInstructions": "x" * 262_145}}},
