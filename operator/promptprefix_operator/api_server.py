@@ -5,9 +5,11 @@ The client's generated classes are left aside: the core group alone costs 24 MB 
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +27,8 @@ PatchType = Literal["application/apply-patch+yaml", "application/merge-patch+jso
 
 _TIMEOUT_S = 15.0
 _MESSAGE_CHARS = 500
+_FORBIDDEN = 403
+_REMEDY = "the chart grants it: helm upgrade, or see the table of rights in operator/README.md"
 
 
 class ApiError(Exception):
@@ -33,6 +37,13 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class FencedError(ApiError):
+    """The write was not sent: this process doesn't lead (any more)."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(0, f"{method} {path}: not sent, this operator does not lead")
 
 
 async def load_configuration() -> Configuration:
@@ -66,6 +77,16 @@ class ApiServer:
 
     def __init__(self, configuration: Configuration) -> None:
         self._client = ApiClient(configuration)
+        self._seconds_left: Callable[[], float] = lambda: math.inf
+
+    def fenced(self, seconds_left: Callable[[], float]) -> ApiServer:
+        """Return the same connections for a leader that may write for ``seconds_left()``.
+
+        After that writes raise `FencedError`; none is waited for longer.
+        """
+        fenced = copy.copy(self)
+        fenced._seconds_left = seconds_left
+        return fenced
 
     async def close(self) -> None:
         """Close the connections."""
@@ -110,6 +131,11 @@ class ApiServer:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
+        seconds = _TIMEOUT_S
+        if method != "GET":
+            seconds = min(seconds, self._seconds_left())
+            if seconds <= 0:
+                raise FencedError(method, path)
         try:
             request = await self._client.param_serialize(
                 method,
@@ -119,7 +145,7 @@ class ApiServer:
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._client.call_api(*request, _request_timeout=_TIMEOUT_S)
+            response = await self._client.call_api(*request, _request_timeout=seconds)
             data = await response.read()
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
@@ -127,6 +153,8 @@ class ApiServer:
             raise ApiError(0, f"{method} {path}: {type(error).__name__}: {error}") from error
         if not 200 <= response.status < 300:
             message = f"{method} {path}: {response.status} {_message(data)}"
+            if response.status == _FORBIDDEN:
+                message = f"{message}; {_REMEDY}"
             raise ApiError(response.status, message)
         answer = json.loads(data)
         if not isinstance(answer, dict):

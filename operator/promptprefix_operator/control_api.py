@@ -15,6 +15,7 @@ from promptprefix.wire import (
     CONTENT_PATH,
     LONG_POLL_S,
     ROUTES_PATH,
+    STANDBY_STATUS,
     SYNC_PATH,
     Revision,
     SyncRequest,
@@ -69,15 +70,8 @@ class ControlApi:
         self._metrics = metrics
         self._hold_seconds = hold_seconds
 
-    def application(self) -> web.Application:
-        """Return the web application."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_plain_errors])
-        app.router.add_post(SYNC_PATH, self._sync)
-        app.router.add_get(CONTENT_PATH + "/{digest:[0-9a-f]{64}}", self._payload)
-        app.router.add_get(ROUTES_PATH, self._routes)
-        return app
-
-    async def _sync(self, request: web.Request) -> web.StreamResponse:
+    async def sync(self, request: web.Request) -> web.StreamResponse:
+        """Answer a sidecar's question for its desired set."""
         try:
             response = await self._answer_sync(request)
         except web.HTTPException as error:
@@ -110,7 +104,8 @@ class ControlApi:
         answer = self._publication.set_of(pod.pod_uid)
         return _json(answer) if answer.revision != question.revision else web.Response(status=204)
 
-    async def _payload(self, request: web.Request) -> web.Response:
+    async def payload(self, request: web.Request) -> web.StreamResponse:
+        """Answer a content that the asking pod was told to hold."""
         pod = await self._pod(request)
         digest = request.match_info["digest"]
         if self._publication.placement(pod.pod_uid, digest) is None:
@@ -120,7 +115,8 @@ class ControlApi:
             raise web.HTTPNotFound(text="that content is no longer declared")
         return _json(payload)
 
-    async def _routes(self, request: web.Request) -> web.Response:
+    async def routes(self, request: web.Request) -> web.StreamResponse:
+        """Answer a router's question for the route table."""
         caller = await self._caller(request)
         if f"{caller.namespace}/{caller.account}" not in self._access.routers:
             raise web.HTTPForbidden(
@@ -181,6 +177,43 @@ class ControlApi:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return caller
+
+
+def control_application(leading: Callable[[], ControlApi | None]) -> web.Application:
+    """Return the control port's application.
+
+    While ``leading`` answers None this replica is a standby: every path is refused alike, before
+    anything of the request is looked at, and the connection is closed, so that the client dials
+    anew and meets another replica. What was asked of a leader that lost the lead is refused too.
+    """
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if leading() is None:
+            return _misdirected()
+        response = await handler(request)
+        return _misdirected() if leading() is None else response
+
+    def of(handle: Callable[[ControlApi, web.Request], Awaitable[web.StreamResponse]]) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            api = leading()
+            return _misdirected() if api is None else await handle(api, request)
+
+        return handler
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard, _plain_errors])
+    app.router.add_post(SYNC_PATH, of(ControlApi.sync))
+    app.router.add_get(CONTENT_PATH + "/{digest:[0-9a-f]{64}}", of(ControlApi.payload))
+    app.router.add_get(ROUTES_PATH, of(ControlApi.routes))
+    return app
+
+
+def _misdirected() -> web.Response:
+    response = web.json_response(
+        {"message": "this operator does not lead: connect again"}, status=STANDBY_STATUS
+    )
+    response.force_close()
+    return response
 
 
 async def _read(request: web.Request) -> SyncRequest:

@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 
-def health_application(
-    registry: CollectorRegistry, pass_age: Callable[[], float | None], limit_seconds: float
-) -> web.Application:
-    """Return the application with ``/healthz`` and ``/metrics``.
+class Role(StrEnum):
+    """What a replica does."""
 
-    Healthy means that the last successful pass is at most ``limit_seconds`` old.
+    STARTING = "starting"
+    STANDBY = "standby"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True)
+class Health:
+    """What the probes are told; ``pass_age_seconds`` is None before the first plan."""
+
+    ok: bool
+    role: Role
+    pass_age_seconds: float | None = None
+
+
+def health_of(
+    *, listening: bool, led_seconds: float | None, pass_age: float | None, limit_seconds: float
+) -> Health:
+    """Judge a replica.
+
+    A standby is healthy once it listens. A leader is while its last plan, or before the first one
+    its lead (``led_seconds``), is at most ``limit_seconds`` old.
     """
+    if led_seconds is None:
+        return Health(listening, Role.STANDBY if listening else Role.STARTING)
+    age = led_seconds if pass_age is None else pass_age
+    rounded = None if pass_age is None else round(pass_age, 3)
+    return Health(listening and age <= limit_seconds, Role.LEADER, rounded)
+
+
+def health_application(registry: CollectorRegistry, read: Callable[[], Health]) -> web.Application:
+    """Return the application with ``/healthz`` (200 or 503) and ``/metrics``."""
 
     async def healthz(_: web.Request) -> web.Response:
-        age = pass_age()
-        healthy = age is not None and age <= limit_seconds
-        body = {"ok": healthy, "pass_age_seconds": None if age is None else round(age, 3)}
-        return web.json_response(body, status=200 if healthy else 503)
+        health = read()
+        return web.json_response(asdict(health), status=200 if health.ok else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(

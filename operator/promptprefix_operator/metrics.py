@@ -69,6 +69,17 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.leader = Gauge(
+            "promptprefix_operator_leader",
+            "1 while this replica leads, else 0.",
+            registry=self.registry,
+        )
+        self.leader_transitions = Counter(
+            "promptprefix_operator_leader_transitions",
+            "Changes of the leader that this replica saw, its own lead included.",
+            registry=self.registry,
+        )
+
     def watch_warmth(self, read: Callable[[], Iterable[Warmth]]) -> None:
         """Report what ``read`` returns at each scrape."""
         self.registry.register(_WarmthCollector(read))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -45,6 +46,14 @@ class Settings(BaseSettings):
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     """Serving certificate and key; without them the operator keeps its own CA in a Secret."""
+    leader_election: bool = True
+    """Without it this must be the only operator of its namespaces."""
+    lease_name: Name = "promptprefix-operator"
+    """Lease in the own namespace, made beforehand without a spec."""
+    lease_seconds: int = Field(default=15, ge=6, le=600)
+    """A leader that is gone without a word is followed this long after its last renewal."""
+    identity: str = Field(default_factory=socket.gethostname, min_length=1, max_length=200)
+    """Name of this replica in the Lease; a part that no other process has is added."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     resync_seconds: float = Field(default=30.0, gt=0)
     """At least this often everything is planned again."""

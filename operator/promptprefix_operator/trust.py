@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import tempfile
 from collections.abc import Callable, Collection
 from datetime import datetime
-from pathlib import Path
 
 import structlog
 
 from promptprefix.wire import CA_CONFIG_MAP, CA_KEY
 from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.backoff import Backoff
-from promptprefix_operator.certificates import Pair
 from promptprefix_operator.credentials import SECRET, Credentials, CredentialStore
+from promptprefix_operator.serving_certificate import ServingCertificate
 
 CHECK_SECONDS = 60.0
+FIRST_SECONDS = 1.0
 _NOT_FOUND = 404
 
 log = structlog.get_logger(__name__)
 
 
 class Trust:
-    """Holds the server's TLS context and publishes the CA to the ConfigMaps of ``namespaces``.
+    """Loads the served certificate, and publishes the CA to the ConfigMaps of ``namespaces``.
 
     The ConfigMaps exist beforehand, so that the operator needs to get and patch one name only.
     """
@@ -35,14 +34,13 @@ class Trust:
         store: CredentialStore,
         namespaces: Collection[str],
         now: Callable[[], datetime],
+        serving: ServingCertificate,
     ) -> None:
         self._api = api
         self._store = store
         self._namespaces = sorted(set(namespaces))
         self._now = now
-        self._loaded: Pair | None = None
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._serving = serving
 
     async def lead(self) -> int:
         """Load the certificate and return this operator's term; tries until it can."""
@@ -61,8 +59,20 @@ class Trust:
                 )
                 await asyncio.sleep(wait)
                 continue
-            self._load(credentials)
+            self._serving.load(credentials.serving)
             return credentials.term
+
+    async def follow(self) -> None:
+        """Load what the leader made, for ever; nothing is written."""
+        while True:
+            try:
+                self._serving.load((await self._store.read()).serving)
+            except ApiError as error:
+                log.error("the Secret with the certificate can't be read", error=str(error))
+            except ssl.SSLError:
+                pass  # no leader has filled it yet
+            known = self._serving.loaded.is_set()
+            await asyncio.sleep(CHECK_SECONDS if known else FIRST_SECONDS)
 
     async def keep(self) -> None:
         """Renew and publish, for ever."""
@@ -107,20 +117,4 @@ class Trust:
         return True
 
     def _load(self, credentials: Credentials) -> None:
-        """Serve the certificate on new connections."""
-        if credentials.serving == self._loaded:
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "pair.pem"
-            path.touch(mode=0o600)
-            path.write_bytes(credentials.serving.key + credentials.serving.certificate)
-            self.context.load_cert_chain(path)
-        self._loaded = credentials.serving
-
-
-def context_of(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return a TLS context for files that somebody else keeps."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    return context
+        self._serving.load(credentials.serving)

@@ -25,6 +25,7 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
+from promptprefix_operator.leadership import Times
 from promptprefix_operator.service import Operator
 from promptprefix_operator.settings import Settings
 
@@ -34,6 +35,7 @@ SECRET_TEXT = "You are the keeper of a text that must not leak."
 NEW_TEXT = "You are another keeper of another text that must not leak."
 MODEL = "m"
 PREFIXES = "promptprefix.dev/v1alpha1/promptprefixes"
+LEASES = "coordination.k8s.io/v1/leases"
 OBJECT = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
 PASSES = "promptprefix_operator_plan_seconds_count"
 
@@ -58,6 +60,10 @@ async def api() -> AsyncIterator[ApiServer]:
             "namespaced": True,
             "verbs": ["list", "watch", "patch", "get"],
             "subresources": ["status"],
+        }
+        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["get", "update"]}
+        server.objects[LEASES, "system", "promptprefix-operator"] = {
+            "metadata": {"name": "promptprefix-operator", "namespace": "system"}
         }
         server.objects["v1/secrets", "system", "promptprefix-operator-tls"] = {
             "metadata": {"name": "promptprefix-operator-tls", "namespace": "system"}
@@ -105,7 +111,9 @@ async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
         router_service_accounts=("system/router",),
         resync_seconds=1.0,
     ).model_copy(update=changed)
-    operator = Operator(settings, Configuration(host=str(api.url).rstrip("/")))
+    operator = Operator(
+        settings, Configuration(host=str(api.url).rstrip("/")), Times(lease=3, retry=0.05)
+    )
     task = asyncio.create_task(operator.run())
     ready = asyncio.create_task(operator.ready.wait())
     await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)

@@ -26,9 +26,14 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
-from promptprefix_operator import control_api, service
+from promptprefix_operator import control_api, serving
 from promptprefix_operator.api_server import ApiError
-from promptprefix_operator.control_api import MAX_BODY_BYTES, Access, ControlApi
+from promptprefix_operator.control_api import (
+    MAX_BODY_BYTES,
+    Access,
+    ControlApi,
+    control_application,
+)
 from promptprefix_operator.identity import Caller
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
@@ -119,7 +124,7 @@ async def _serve(hold: float) -> AsyncIterator[Setup]:
         metrics=setup.metrics,
         hold_seconds=hold,
     )
-    async with TestClient(TestServer(api.application())) as setup.client:
+    async with TestClient(TestServer(control_application(lambda: api))) as setup.client:
         yield setup
 
 
@@ -291,9 +296,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
 
 
 async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.02)
     async with AsyncExitStack() as stack:
-        port = await service.listen(stack, web.Application(), "127.0.0.1", 0)
+        port = await serving.listen(stack, web.Application(), "127.0.0.1", 0)
         for sent in (b"", b"GET / HTTP/1.1\r\nHo"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import ValidationError
 
-from promptprefix_operator.health import health_application
+from promptprefix_operator.health import Health, Role, health_application, health_of
 from promptprefix_operator.logs import configure_logs
 from promptprefix_operator.manifests import explain
 from promptprefix_operator.metrics import Metrics, Warmth
@@ -94,17 +94,39 @@ def test_debug_logs_do_not_open_those_that_quote_objects(
     assert [line["event"] for line in lines] == ["plain"]
 
 
+@pytest.mark.parametrize(
+    ("listening", "led", "age", "expected"),
+    [
+        (False, None, None, Health(False, Role.STARTING)),
+        (True, None, None, Health(True, Role.STANDBY)),
+        (False, 1.0, None, Health(False, Role.LEADER)),
+        (True, 1.0, None, Health(True, Role.LEADER)),
+        (True, 121.0, None, Health(False, Role.LEADER)),
+        (True, 500.0, 3.0, Health(True, Role.LEADER, 3.0)),
+        (True, 500.0, 121.0, Health(False, Role.LEADER, 121.0)),
+    ],
+)
+def test_who_is_healthy(
+    listening: bool, led: float | None, age: float | None, expected: Health
+) -> None:
+    found = health_of(listening=listening, led_seconds=led, pass_age=age, limit_seconds=120)
+    assert found == expected
+
+
 async def test_health_and_metrics() -> None:
-    metrics, ages = Metrics(), [None, 3.0, 200.0]
+    metrics = Metrics()
+    healths = [Health(False, Role.STARTING), Health(True, Role.LEADER, 3.0)]
     warmth = [Warmth("ml", "a", desired=2, warm=1, pinned=0)]
     metrics.watch_warmth(lambda: warmth)
-    app = health_application(metrics.registry, lambda: ages[0], 120)
+    app = health_application(metrics.registry, lambda: healths[0])
     async with TestClient(TestServer(app)) as client:
-        for status in (503, 200, 503):
-            async with client.get("/healthz") as answer:
-                assert answer.status == status
-            ages.pop(0)
-            ages.append(None)
+        async with client.get("/healthz") as answer:
+            assert answer.status == 503
+        healths.pop(0)
+        async with client.get("/healthz") as answer:
+            assert answer.status == 200
+            told = {"ok": True, "role": "leader", "pass_age_seconds": 3.0}
+            assert await answer.json() == told
         async with client.get("/metrics") as answer:
             text = await answer.text()
         assert 'promptprefix_warm_pods{name="a",namespace="ml"} 1.0' in text
