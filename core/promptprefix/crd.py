@@ -15,6 +15,10 @@ DESCRIPTION = (
     "specs), kept computed and protected from eviction in the KV cache of chosen vLLM pods."
 )
 
+UNOBSERVED: Schema = {"observedGeneration": 0}
+"""The status of an object that nobody has looked at yet: generations begin with 1, so kstatus says
+InProgress. Without a status it says Current."""
+
 READY = '.status.conditions[?(@.type=="Ready")].status'
 
 COLUMNS: tuple[dict[str, Any], ...] = (
@@ -63,7 +67,7 @@ def root_schema() -> Schema:
             "kind": {"type": "string", "description": f"Kind of the object: {resource.KIND}."},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": status,
+            "status": status | {"default": UNOBSERVED},
         },
     }
 

@@ -117,6 +117,11 @@ def test_defaults() -> None:
     }
 
 
+def test_a_fresh_object_is_not_observed_yet() -> None:
+    assert PLACES[".status"]["default"] == {"observedGeneration": 0}
+    resource.PromptPrefixStatus.model_validate(PLACES[".status"]["default"])
+
+
 def test_limits_of_status_are_those_of_the_models() -> None:
     assert PLACES[".status.problems"]["maxItems"] == resource.MAX_PROBLEMS
     assert PLACES[".status.lint"]["maxItems"] == resource.MAX_LINT
