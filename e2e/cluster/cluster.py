@@ -133,6 +133,15 @@ class Cluster:
         """Return what kubectl prints; raise ClusterError with its complaint, or on a time-out."""
         try:
             done = subprocess.run(
+    def import_images(self, archive: Path) -> None:
+        """Load an OCI or docker archive into the node: its pods then need no registry."""
+        if not self.images:
+            raise ClusterError("a cluster without a node takes no images")
+        socket = node.containerd_socket(self.state_dir)
+        self.namespaces.run(
+            ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]
+        )
+
                 [self.binaries.path("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments],
                 input=input, capture_output=True, text=True, timeout=timeout, check=False,
             )  # fmt: skip
@@ -181,10 +190,7 @@ class Cluster:
         socket = node.containerd_socket(self.state_dir)
         self.namespaces.start(node.containerd(self.state_dir, self.slot.network, images.sandbox))
         self._wait("containerd's socket", socket.exists, "containerd", 30)
-        self.namespaces.run(
-            ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import",
-             str(images.archive)]
-        )  # fmt: skip
+        self.import_images(images.archive)
 
     def _start_kubelet(self, credentials: Credentials) -> None:
         cgroups.create(self.slot.cgroup)

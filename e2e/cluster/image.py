@@ -201,7 +201,12 @@ def _write_archive(images: Images, content: Content, folder: Path) -> Path:
                 ],
             },
         )
-        manifests.append(manifest | {"annotations": {"io.containerd.image.name": reference}})
+        # The name for containerd, and that for whoever else reads the layout.
+        names = {
+            "io.containerd.image.name": reference,
+            "org.opencontainers.image.ref.name": reference,
+        }
+        manifests.append(manifest | {"annotations": names})
     archive = folder / "archive"
     with tarfile.open(archive, "w") as tar:
         _add_bytes(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
