@@ -127,6 +127,12 @@ def test_the_host_reaches_a_pod_by_its_address(example: Cluster) -> None:
     assert "Directory listing" in fetch(f"http://{address}:8081/")
 
 
+def test_a_pod_resolves_the_name_of_a_service(example: Cluster) -> None:
+    address = field(example, "service", "web", ".spec.clusterIP")
+    program = "import socket; print(socket.gethostbyname('web'))"
+    assert run_in_pod(example, "sidecar", "python3", "-c", program) == f"{address}\n"
+
+
 def test_another_pod_reaches_it_through_its_service(example: Cluster) -> None:
     address = field(example, "service", "web", ".spec.clusterIP")
     fetch(f"http://{address}/greeting")

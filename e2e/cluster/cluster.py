@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from e2e.cluster import binaries as kubernetes
-from e2e.cluster import cgroups, control_plane, host, image, node
+from e2e.cluster import cgroups, control_plane, dns, host, image, node
 from e2e.cluster.api import Api, wait_until
 from e2e.cluster.binaries import CONTROLLERS, Binaries, Progress
 from e2e.cluster.control_plane import NODE_NAME, Credentials
@@ -21,6 +21,7 @@ from e2e.cluster.image import Images
 from e2e.cluster.namespaces import Namespaces
 from e2e.cluster.network import Network
 from e2e.cluster.slot import Lock, Slot
+from e2e.tools import coredns
 
 
 def _silent(_: str) -> None: ...
@@ -39,6 +40,7 @@ class Cluster:
     binaries: Binaries
     namespaces: Namespaces
     images: Images | None
+    coredns: Path | None
     keep: bool
 
     @classmethod
@@ -57,6 +59,7 @@ class Cluster:
         host.check(progress, node=node)
         binaries = kubernetes.find_or_build(progress, node=node)
         images = image.find_or_build(progress) if node else None
+        resolver = coredns.find_or_build(progress) if node else None
         place = Slot(Network(default_slot() if slot is None else slot))
         lock = Lock(place.network)
         if not lock.acquire(timeout=3):  # one whose program was just killed is ending
@@ -68,7 +71,7 @@ class Cluster:
         started = time.monotonic()
         try:
             place.clean()
-            cluster = cls._start_parts(place, lock, binaries, images, progress, keep)
+            cluster = cls._start_parts(place, lock, binaries, images, resolver, progress, keep)
         except BaseException:
             lock.release()
             raise
@@ -82,6 +85,7 @@ class Cluster:
         lock: Lock,
         binaries: Binaries,
         images: Images | None,
+        resolver: Path | None,
         progress: Progress,
         keep: bool,
     ) -> Self:
@@ -89,7 +93,7 @@ class Cluster:
         for folder in (slot.state, slot.state / "logs"):
             folder.mkdir(mode=0o700)
         namespaces = Namespaces.create(slot.network, slot.state, lock)
-        cluster = cls(slot, lock, binaries, namespaces, images, keep)
+        cluster = cls(slot, lock, binaries, namespaces, images, resolver, keep)
         try:
             namespaces.prepare()
             credentials = Credentials.create(slot.state, slot.network)
@@ -129,10 +133,6 @@ class Cluster:
             raise ClusterError("a cluster without a node has no image")
         return self.images.python
 
-    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60.0) -> str:
-        """Return what kubectl prints; raise ClusterError with its complaint, or on a time-out."""
-        try:
-            done = subprocess.run(
     def import_images(self, archive: Path) -> None:
         """Load an OCI or docker archive into the node: its pods then need no registry."""
         if not self.images:
@@ -142,6 +142,10 @@ class Cluster:
             ["ctr", f"--address={socket}", "--namespace=k8s.io", "images", "import", str(archive)]
         )
 
+    def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60.0) -> str:
+        """Return what kubectl prints; raise ClusterError with its complaint, or on a time-out."""
+        try:
+            done = subprocess.run(
                 [self.binaries.path("kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments],
                 input=input, capture_output=True, text=True, timeout=timeout, check=False,
             )  # fmt: skip
@@ -181,9 +185,11 @@ class Cluster:
                 progress(f"without {' and '.join(CONTROLLERS)}: not in {self.binaries.folder}")
             if self.images:
                 self._start_kubelet(credentials)
-            self.kubectl(
-                "create", "-f", "-", input=json.dumps(control_plane.KUBELET_CLIENT_BINDING)
-            )
+            rights = [control_plane.KUBELET_CLIENT_BINDING, *dns.rights()]
+            objects = {"apiVersion": "v1", "kind": "List", "items": rights}
+            self.kubectl("create", "-f", "-", input=json.dumps(objects))
+            if self.coredns:
+                parts.start(dns.coredns(self.coredns, self.state_dir, credentials, network))
             self._wait_for_all(api)
 
     def _start_containerd(self, images: Images) -> None:
@@ -211,15 +217,20 @@ class Cluster:
             )
         if self.images:
             self._wait("the node Ready", lambda: api.node_ready(NODE_NAME), "kubelet", 90)
-            self._wait("kube-proxy healthy", self._kube_proxy_healthy, "kube-proxy", 30)
+            self._wait("kube-proxy healthy", self._answers(10256, "healthz"), "kube-proxy", 30)
+            self._wait("CoreDNS ready", self._answers(dns.READY_PORT, "ready"), "coredns", 30)
 
-    def _kube_proxy_healthy(self) -> bool:
-        url = f"http://{self.slot.network.node_address}:10256/healthz"
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return True
-        except (urllib.error.URLError, TimeoutError):
-            return False
+    def _answers(self, port: int, path: str) -> Callable[[], bool]:
+        url = f"http://{self.slot.network.node_address}:{port}/{path}"
+
+        def asked() -> bool:
+            try:
+                with urllib.request.urlopen(url, timeout=2):
+                    return True
+            except (urllib.error.URLError, TimeoutError):
+                return False
+
+        return asked
 
     def _wait(self, what: str, condition: Callable[[], bool], part: str, timeout: float) -> None:
         try:

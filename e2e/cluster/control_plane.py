@@ -15,6 +15,7 @@ CLIENTS = {
     "kube-controller-manager": ("system:kube-controller-manager", None),
     "kube-scheduler": ("system:kube-scheduler", None),
     "kube-proxy": ("system:kube-proxy", None),
+    "coredns": ("system:coredns", None),
     "kubelet": (f"system:node:{NODE_NAME}", "system:nodes"),
 }
 

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from e2e.cluster.binaries import Binaries
 from e2e.cluster.control_plane import NODE_NAME, Credentials
+from e2e.cluster.dns import DOMAIN
 from e2e.cluster.namespaces import Part
 from e2e.cluster.network import Network
 
@@ -25,7 +26,7 @@ def containerd(state: Path, network: Network, sandbox_image: str) -> Part:
 def kubelet(binaries: Binaries, state: Path, cgroup: str, credentials: Credentials,
             network: Network) -> Part:  # fmt: skip
     config = state / "kubelet.json"
-    config.write_text(json.dumps(_kubelet_config(state, cgroup, credentials), indent=1))
+    config.write_text(json.dumps(_kubelet_config(state, cgroup, credentials, network), indent=1))
     return Part(
         "kubelet",
         [
@@ -136,9 +137,12 @@ conf_dir = {cni}
 """.format(**quoted)
 
 
-def _kubelet_config(state: Path, cgroup: str, credentials: Credentials) -> dict[str, object]:
+def _kubelet_config(
+    state: Path, cgroup: str, credentials: Credentials, network: Network
+) -> dict[str, object]:
     resolver = state / "resolv.conf"
-    # Nothing listens there: a look-up of a name fails at once instead of after a time-out.
+    # For pods with dnsPolicy Default. Nothing listens there: a look-up of a name fails at once
+    # instead of after a time-out.
     resolver.write_text("nameserver 127.0.0.1\n")
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -158,6 +162,8 @@ def _kubelet_config(state: Path, cgroup: str, credentials: Credentials) -> dict[
         "failSwapOn": False,
         "oomScoreAdj": 0,
         "resolvConf": str(resolver),
+        "clusterDNS": [network.node_address],
+        "clusterDomain": DOMAIN,
         "volumePluginDir": f"{state}/kubelet/volume-plugins",
         "maxPods": 40,
         # Pods see a changed ConfigMap after this long: the CA is published while they start.
