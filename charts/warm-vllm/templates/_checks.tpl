@@ -1,0 +1,56 @@
+{{/* What a schema can't say about values that must fit together. Each message names the value and the fix. */}}
+{{- define "warm-vllm.checks" -}}
+{{- $values := .Values }}
+{{- $owned := dict
+      "--model" "model.name"
+      "--served-model-name" "model.servedName"
+      "--port" "engine.port"
+      "--host" "nothing: the engine listens on all addresses of its pod"
+      "--api-key" "apiKey.existingSecret: a key among the arguments can be read in the pod"
+      "--no-enable-prefix-caching" "nothing: prefixes are what this chart caches"
+      "--enable-scale-out" "nothing: it opens a route that takes raw engine arguments"
+      "--kv-events-config" "kvEvents"
+      "--kv-offloading-size" "offload.sizeGiB"
+      "--shutdown-timeout" "drain.shutdownTimeoutSeconds"
+}}
+{{- if .Values.warming.enabled }}
+{{- $_ := set $owned "--scheduler-cls" "nothing, or warming.enabled=false: the pin plugin is loaded by it" }}
+{{- end }}
+{{- range $index, $argument := .Values.engine.extraArgs }}
+  {{- $flag := splitList "=" $argument | first | replace "_" "-" }}
+  {{- with get $owned $flag }}
+    {{- fail (printf "engine.extraArgs[%d]: %s is not allowed here; use %s" $index $flag .) }}
+  {{- end }}
+{{- end }}
+{{- range $index, $variable := .Values.engine.env }}
+  {{- if and (eq $variable.name "PYTHONPATH") $variable.valueFrom $values.warming.enabled }}
+    {{- fail (printf "engine.env[%d]: PYTHONPATH needs a plain value, because the plugin's folder is put in front of it" $index) }}
+  {{- end }}
+  {{- if and (eq $variable.name "VLLM_API_KEY") $values.warming.enabled }}
+    {{- fail (printf "engine.env[%d]: VLLM_API_KEY is not allowed here; use apiKey.existingSecret, so that the sidecar gets it too" $index) }}
+  {{- end }}
+{{- end }}
+{{- $gpus := get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
+{{- if $gpus }}
+  {{- if lt (int $gpus) (int .Values.engine.tensorParallelSize) }}
+    {{- fail (printf "engine.tensorParallelSize is %d, but resources.limits gives a pod %d nvidia.com/gpu: raise the limit" (int .Values.engine.tensorParallelSize) (int $gpus)) }}
+  {{- end }}
+{{- end }}
+{{- $drain := add .Values.drain.preStopSeconds .Values.drain.shutdownTimeoutSeconds }}
+{{- if le (int .Values.drain.terminationGracePeriodSeconds) (int $drain) }}
+  {{- fail (printf "drain.terminationGracePeriodSeconds is %d, but preStopSeconds and shutdownTimeoutSeconds are %d together: raise it above" (int .Values.drain.terminationGracePeriodSeconds) $drain) }}
+{{- end }}
+{{- if and (eq .Values.rollout.strategy "RollingUpdate") (regexMatch "^0%?$" (toString .Values.rollout.maxSurge)) (regexMatch "^0%?$" (toString .Values.rollout.maxUnavailable)) }}
+  {{- fail "rollout.maxSurge and rollout.maxUnavailable are both 0: no update could begin; raise one" }}
+{{- end }}
+{{- if and .Values.autoscaling.enabled (gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
+  {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" }}
+{{- end }}
+{{- if .Values.podDisruptionBudget.enabled }}
+  {{- $most := ne (toString .Values.podDisruptionBudget.maxUnavailable) "" }}
+  {{- $fewest := ne (toString .Values.podDisruptionBudget.minAvailable) "" }}
+  {{- if eq $most $fewest }}
+    {{- fail "podDisruptionBudget: set exactly one of maxUnavailable and minAvailable, and the other to \"\"" }}
+  {{- end }}
+{{- end }}
+{{- end }}

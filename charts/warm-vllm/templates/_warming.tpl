@@ -1,0 +1,106 @@
+{{/* Whether the chart itself writes out sidecar and plugin. */}}
+{{- define "warm-vllm.explicit" -}}
+{{- if and .Values.warming.enabled (eq .Values.warming.mode "template") }}yes{{ end }}
+{{- end }}
+
+{{- define "warm-vllm.warming.sidecarImage" -}}
+{{- include "warm-vllm.image" (list .Values.warming.sidecar.image .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "warm-vllm.warming.securityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "warm-vllm.warming.containers" -}}
+{{- $sidecar := .Values.warming.sidecar -}}
+- name: promptprefix-plugin
+  image: {{ include "warm-vllm.image" (list .Values.warming.plugin.image .Chart.AppVersion) | quote }}
+  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  resources:
+    {{- toYaml $sidecar.resources | nindent 4 }}
+  securityContext:
+    {{- include "warm-vllm.warming.securityContext" . | nindent 4 }}
+  volumeMounts:
+    - {name: promptprefix-plugin, mountPath: /plugin}
+- name: promptprefix-key
+  image: {{ include "warm-vllm.warming.sidecarImage" . | quote }}
+  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  args: [init-key]
+  env:
+    - {name: PROMPTPREFIX_KEY_FILE, value: /run/promptprefix/key/key}
+  resources:
+    {{- toYaml $sidecar.resources | nindent 4 }}
+  securityContext:
+    {{- include "warm-vllm.warming.securityContext" . | nindent 4 }}
+  volumeMounts:
+    - {name: promptprefix-key, mountPath: /run/promptprefix/key}
+- name: promptprefix-sidecar
+  restartPolicy: Always
+  image: {{ include "warm-vllm.warming.sidecarImage" . | quote }}
+  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  env:
+    {{- include "warm-vllm.warming.env" . | nindent 4 }}
+  ports:
+    - {name: warming, containerPort: 8090, protocol: TCP}
+  readinessProbe: {httpGet: {path: /readyz, port: warming}, periodSeconds: 1}
+  livenessProbe: {httpGet: {path: /healthz, port: warming}, periodSeconds: 20, failureThreshold: 6}
+  resources:
+    {{- toYaml $sidecar.resources | nindent 4 }}
+  securityContext:
+    {{- include "warm-vllm.warming.securityContext" . | nindent 4 }}
+  volumeMounts:
+    - {name: promptprefix-key, mountPath: /run/promptprefix/key, readOnly: true}
+    - {name: promptprefix-ca, mountPath: /run/promptprefix/ca, readOnly: true}
+    - {name: promptprefix-token, mountPath: /run/promptprefix/token, readOnly: true}
+    - {name: promptprefix-tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "warm-vllm.warming.env" -}}
+{{- $sidecar := .Values.warming.sidecar -}}
+- {name: PROMPTPREFIX_CONTROL_URL, value: {{ $sidecar.controlUrl | quote }}}
+- {name: PROMPTPREFIX_CA_FILE, value: /run/promptprefix/ca/ca.crt}
+- {name: PROMPTPREFIX_TOKEN_FILE, value: /run/promptprefix/token/token}
+- {name: PROMPTPREFIX_KEY_FILE, value: /run/promptprefix/key/key}
+- {name: PROMPTPREFIX_ENGINE_URL, value: {{ printf "http://127.0.0.1:%d" (int .Values.engine.port) | quote }}}
+- {name: PROMPTPREFIX_POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: PROMPTPREFIX_LISTEN_HOST, value: {{ $sidecar.listenHost | quote }}}
+- {name: PROMPTPREFIX_LEASE_S, value: {{ $sidecar.leaseSeconds | int | quote }}}
+- {name: PROMPTPREFIX_READY_TIMEOUT_S, value: {{ $sidecar.readyTimeoutSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_READY_SETTLE_S, value: {{ $sidecar.readySettleSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_WARM_TIMEOUT_S, value: {{ $sidecar.warmTimeoutSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_REPORT_INTERVAL_S, value: {{ $sidecar.reportIntervalSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_PROBE_INTERVAL_S, value: {{ $sidecar.probeIntervalSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_TOUCH_INTERVAL_S, value: {{ $sidecar.touchIntervalSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_DIGEST_CHECK_INTERVAL_S, value: {{ $sidecar.digestCheckIntervalSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_LOG_LEVEL, value: {{ $sidecar.logLevel }}}
+{{- with .Values.apiKey.existingSecret }}
+- {name: PROMPTPREFIX_ENGINE_API_KEY, valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $.Values.apiKey.secretKey | quote }}}}}
+{{- end }}
+{{- with .Values.engine.timeZone }}
+- {name: TZ, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+
+{{/*
+The ConfigMap may come after the pod, so it is optional. The key's volume is memory: the key is gone
+with the pod and never on a disk.
+*/}}
+{{- define "warm-vllm.warming.volumes" -}}
+- {name: promptprefix-plugin, emptyDir: {sizeLimit: 16Mi}}
+- {name: promptprefix-key, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+- {name: promptprefix-ca, configMap: {name: promptprefix-ca, optional: true}}
+- name: promptprefix-token
+  projected: {sources: [{serviceAccountToken: {path: token, audience: promptprefix.dev/control, expirationSeconds: 3600}}]}
+- {name: promptprefix-tmp, emptyDir: {}}
+{{- end }}
+
+{{/* Port of the control API; 443 where the URL names none. */}}
+{{- define "warm-vllm.warming.controlPort" -}}
+{{- get (urlParse .Values.warming.sidecar.controlUrl) "host" | regexFind ":[0-9]+$" | trimPrefix ":" | default "443" }}
+{{- end }}
