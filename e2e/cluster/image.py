@@ -231,6 +231,7 @@ def _config(command: tuple[str, ...], layer_digest: str) -> dict[str, object]:
             "Entrypoint": list(command),
         },
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created_by": "files of the machine"}],  # buildah wants one for each layer
     }
 
 
