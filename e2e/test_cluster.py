@@ -129,7 +129,7 @@ def test_the_host_reaches_a_pod_by_its_address(example: Cluster) -> None:
 
 def test_a_pod_resolves_the_name_of_a_service(example: Cluster) -> None:
     address = field(example, "service", "web", ".spec.clusterIP")
-    program = "import socket; print(socket.gethostbyname('web'))"
+    program = "import socket; print(socket.gethostbyname('web.example'))"
     assert run_in_pod(example, "sidecar", "python3", "-c", program) == f"{address}\n"
 
 
