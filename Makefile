@@ -32,8 +32,9 @@ imports: $(STAMP) ## Which component may import which
 unit: $(STAMP) ## Unit and wiring tests
 	$(BIN)/pytest tests
 
-crds: $(STAMP) ## Generate crds/ from the models
+crds: $(STAMP) ## Generate crds/ and the chart's copy from the models
 	$(BIN)/python -m promptprefix_cli.crd > crds/promptprefixes.promptprefix.dev.yaml
+	cp crds/promptprefixes.promptprefix.dev.yaml charts/promptprefix/files/
 
 test: ## Check, then everything that needs real parts: cluster, vLLM, Envoy, demo
 	@$(PYTHON) .ci/stages.py

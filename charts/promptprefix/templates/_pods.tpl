@@ -1,0 +1,70 @@
+{{/* What all pods of the chart share: {root, pods: operator's or router's values, selector: labels}. */}}
+
+{{- define "promptprefix.podMetadata" -}}
+labels:
+  {{- include "promptprefix.labels" . | nindent 2 }}
+  {{- with .pods.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .pods.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "promptprefix.podSpec" -}}
+# Variables of Services such as promptprefix-webhook would be read as settings.
+enableServiceLinks: false
+dnsPolicy: {{ .pods.dnsPolicy }}
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.hostAliases }}
+hostAliases:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .pods.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .pods.topologySpreadConstraints }}
+topologySpreadConstraints:
+{{- $own := dict "labelSelector" (dict "matchLabels" (include "promptprefix.selectorLabels" . | fromYaml)) }}
+{{- range .pods.topologySpreadConstraints }}
+- {{- toYaml (merge (deepCopy .) (hasKey . "labelSelector" | ternary dict $own)) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- if .pods.priorityClassName }}
+priorityClassName: {{ .pods.priorityClassName }}
+{{- else if .root.Values.priorityClass.create }}
+priorityClassName: {{ include "promptprefix.priorityClass" .root }}
+{{- end }}
+{{- end }}
+
+{{- define "promptprefix.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "promptprefix.labels" . | nindent 4 }}
+spec:
+  maxUnavailable: {{ .pods.podDisruptionBudget.maxUnavailable }}
+  # A pod that is broken anyway must not hold up a drain.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "promptprefix.selectorLabels" . | nindent 6 }}
+{{- end }}

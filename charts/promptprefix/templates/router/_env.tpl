@@ -1,0 +1,28 @@
+{{/* Settings of the picker and of Envoy's bootstrap, which must be the same: {root, tenant}. */}}
+
+{{- define "promptprefix.routerEnv" -}}
+{{- $values := .root.Values.router -}}
+- name: PROMPTPREFIX_TENANT
+  value: {{ .tenant | quote }}
+- name: PROMPTPREFIX_CONTROL_URL
+  value: {{ include "promptprefix.controlUrl" .root }}
+- name: PROMPTPREFIX_LOG_LEVEL
+  value: {{ $values.logLevel | quote }}
+- name: PROMPTPREFIX_MAX_REQUEST_BYTES
+  value: {{ int64 $values.maxRequestBytes | quote }}
+- name: PROMPTPREFIX_MAX_CONNECTIONS
+  value: {{ int64 $values.maxConnections | quote }}
+- name: PROMPTPREFIX_DECISION_TIMEOUT_MS
+  value: {{ int64 $values.decisionTimeoutMs | quote }}
+- name: PROMPTPREFIX_MEMO_ENTRIES
+  value: {{ int64 $values.memoEntries | quote }}
+- name: PROMPTPREFIX_LOAD_INTERVAL_MS
+  value: {{ int64 $values.loadIntervalMs | quote }}
+- name: PROMPTPREFIX_HEALTH_INTERVAL_S
+  value: {{ $values.healthIntervalSeconds | quote }}
+- name: PROMPTPREFIX_IDLE_TIMEOUT_S
+  value: {{ int64 $values.idleTimeoutSeconds | quote }}
+{{- with $values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
