@@ -31,7 +31,7 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping: the API server would take either."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if twice := {key for key in keys if keys.count(key) > 1}:
             raise yaml.constructor.ConstructorError(
                 None, None, f"keys that stand twice: {sorted(twice)}", node.start_mark
