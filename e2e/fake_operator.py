@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.payload import Payload
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
@@ -49,11 +43,11 @@ class FakeOperator:
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         (self.folder / "token").write_text(TOKEN)
-        _write_certificate(self.ca_file, self.folder / "tls.key")
+        self._authority = LoopbackAuthority(self.folder)
 
     @property
     def ca_file(self) -> Path:
-        return self.folder / "ca.crt"
+        return self._authority.ca_file
 
     @property
     def token_file(self) -> Path:
@@ -107,8 +101,7 @@ class FakeOperator:
         app.router.add_get(f"{CONTENT_PATH}/{{digest}}", self._content)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.ca_file, self.folder / "tls.key")
+        context = self._authority.server_context()
         await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=context).start()
         self.port = runner.addresses[0][1]
         try:
@@ -147,30 +140,3 @@ def phase_of(state: SidecarState, placement: Placement) -> Phase | None:
 def _check_token(request: web.Request) -> None:
     if request.headers.get("authorization") != f"Bearer {TOKEN}":
         raise web.HTTPUnauthorized
-
-
-def _write_certificate(certificate_file: Path, key_file: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake operator")])
-    now = datetime.now(UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(address, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )

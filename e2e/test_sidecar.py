@@ -148,6 +148,7 @@ def start_sidecar(
         "PROMPTPREFIX_CA_FILE": str(operator.ca_file),
         "PROMPTPREFIX_TOKEN_FILE": str(operator.token_file),
         "PROMPTPREFIX_KEY_FILE": str(engine.folder / "key"),
+        "PROMPTPREFIX_LATCH_FILE": str(folder / "latch"),
         "PROMPTPREFIX_ENGINE_URL": engine.url,
         "PROMPTPREFIX_POD_IP": "127.0.0.1",
         "PROMPTPREFIX_LISTEN_HOST": "127.0.0.1",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from promptprefix.eligibility import Candidate
 from promptprefix.fleet import Prefix, Version
-from promptprefix.wire import Phase, Placement, RouteEndpoint, RoutePrefix
+from promptprefix.wire import EngineState, Phase, Placement, RouteEndpoint, RoutePrefix
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PORT = 65_535
@@ -18,7 +18,7 @@ def endpoints_of(
     candidates: Mapping[str, Sequence[Candidate]],
     desired: Mapping[str, tuple[Placement, ...]],
 ) -> tuple[RouteEndpoint, ...]:
-    """Return every pod with a connected sidecar.
+    """Return every pod with a connected sidecar whose engine speaks plain HTTP, as the router does.
 
     The address is the API server's, never the sidecar's word: a pod can't send traffic elsewhere.
     """
@@ -35,8 +35,12 @@ def endpoints_of(
         )
         for group in candidates.values()
         for each in group
-        if each.engine is not None and each.pod.address and 0 < each.engine.port <= _MAX_PORT
+        if each.engine is not None and each.pod.address and _routable(each.engine)
     )
+
+
+def _routable(engine: EngineState) -> bool:
+    return not engine.tls and 0 < engine.port <= _MAX_PORT
 
 
 def route_prefixes_of(

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.wire import ROUTES_PATH, Revision, RouteEndpoint, RoutePrefix, RouteTable
 
 TOKEN = "fake-service-account-token"
@@ -55,15 +49,13 @@ class FakeControl:
 
     async def start(self) -> Self:
         """Listen on a free port, or again on the one it had."""
-        if not self.ca_file.exists():
-            _write_certificate(self.folder)
-            self.token_file.write_text(f"{TOKEN}\n")
+        authority = LoopbackAuthority(self.folder)
+        self.token_file.write_text(f"{TOKEN}\n")
         app = web.Application()
         app.router.add_get(ROUTES_PATH, self._routes)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.ca_file, self.folder / "key.pem")
+        context = authority.server_context()
         await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=context).start()
         self.port = self._runner.addresses[0][1]
         return self
@@ -98,30 +90,3 @@ class FakeControl:
             except TimeoutError:
                 return web.Response(status=204)
             return web.json_response(text=self.table.model_dump_json())
-
-
-def _write_certificate(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake-control")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,14 @@ import httpx
 import structlog
 from pydantic import ValidationError
 
-from promptprefix.wire import LONG_POLL_S, ROUTES_PATH, Revision, RouteTable
+from promptprefix.redial import (
+    ANSWER_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    MAX_BACKOFF_S,
+    nobody_leads,
+    redial_pause,
+)
+from promptprefix.wire import ROUTES_PATH, STANDBY_STATUS, Revision, RouteTable
 
 MAX_TABLE_BYTES = 64 * 1024 * 1024
 OLD_LEADER_LIMIT = 5
@@ -49,12 +56,16 @@ class RouteAnswerError(ValueError):
         self.result = result
 
 
+class StandbyError(Exception):
+    """An operator answered that does not lead; a new connection may reach the one that does."""
+
+
 @dataclass(frozen=True)
 class Backoff:
     """Waits between failed attempts, in seconds."""
 
     first_s: float = 0.5
-    most_s: float = 15.0
+    most_s: float = MAX_BACKOFF_S
 
     def delay(self, failures: int) -> float:
         """Return a wait for the given number of failures in a row, half of it random."""
@@ -67,13 +78,16 @@ def control_client(base_url: str, ca_file: Path) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         base_url=base_url,
         verify=ssl.create_default_context(cafile=str(ca_file)),
-        timeout=httpx.Timeout(10.0, read=LONG_POLL_S + 15.0),
+        timeout=httpx.Timeout(CONNECT_TIMEOUT_S, read=ANSWER_TIMEOUT_S),
         trust_env=False,
     )
 
 
 class RouteWatcher:
-    """Asks again and again; a failure changes nothing but the age of the table."""
+    """Asks again and again; a failure changes nothing but the age of the table.
+
+    A standby's answer leads to a new connection, and counts as a failure only if nobody leads.
+    """
 
     def __init__(
         self,
@@ -82,15 +96,18 @@ class RouteWatcher:
         sink: RouteSink,
         meter: SyncMeter,
         backoff: Backoff = Backoff(),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._connect = connect
         self._token_file = token_file
         self._sink = sink
         self._meter = meter
         self._backoff = backoff
+        self._sleep = sleep
         self._revision: Revision | None = None
         self._failures = 0
         self._old_leader_answers = 0
+        self._standbys = 0
         self._log = structlog.get_logger("control")
 
     async def run(self) -> None:
@@ -101,14 +118,18 @@ class RouteWatcher:
                     while True:
                         await self.ask(client)
                         self._succeeded()
+            except StandbyError:
+                await self._sleep(self._before_redial())
+                continue
             except RouteAnswerError as error:
                 self._failed(error.result, str(error))
             except (httpx.HTTPError, OSError) as error:
                 self._failed("unreachable", f"{type(error).__name__}: {error}")
-            await asyncio.sleep(self._backoff.delay(self._failures))
+            self._standbys = 0
+            await self._sleep(self._backoff.delay(self._failures))
 
     async def ask(self, client: httpx.AsyncClient) -> None:
-        """Ask once. Raises `RouteAnswerError`, `httpx.HTTPError` or `OSError`."""
+        """Ask once. Raises `StandbyError`, `RouteAnswerError`, `httpx.HTTPError` or `OSError`."""
         headers = {"authorization": f"Bearer {self._token_file.read_text().strip()}"}
         params = (
             {"term": self._revision.term, "number": self._revision.number}
@@ -122,6 +143,8 @@ class RouteWatcher:
             self._sink.confirm()
             self._meter.synced("unchanged")
             return
+        if status == STANDBY_STATUS:
+            raise StandbyError
         if status != httpx.codes.OK:
             raise self._refused(status)
         try:
@@ -146,6 +169,15 @@ class RouteWatcher:
             self._log.info("operator is back", failures=self._failures)
         self._failures = 0
         self._old_leader_answers = 0
+        self._standbys = 0
+
+    def _before_redial(self) -> float:
+        """Return the seconds to wait before the next connection."""
+        self._standbys += 1
+        if nobody_leads(self._standbys):
+            self._failed("standby", "no operator leads: all that answer are standbys")
+        jitter = random.random()  # noqa: S311 - spreads load, hides nothing
+        return redial_pause(self._standbys, jitter)
 
     def _failed(self, result: str, message: str) -> None:
         self._failures += 1

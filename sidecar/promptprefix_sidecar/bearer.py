@@ -1,4 +1,4 @@
-"""Bearer credentials, read from their files at every request: renewed ones count at once."""
+"""Bearer credentials. Those in files are read at every request: renewed ones count at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ _CREDENTIAL = re.compile(rb"[!-~]+")
 
 
 class BearerError(Exception):
-    """The file gives no credential; the message names the file and never quotes it."""
+    """There is no usable credential; the message names its source and never quotes it."""
 
 
 def authorization(path: Path) -> str:
     """Return the header's value for the credential in a file; raise `BearerError`."""
     try:
-        credential = path.read_bytes().strip()
+        return bearer(path.read_bytes(), str(path))
     except OSError as error:
         raise BearerError(f"{path} can't be read: {error.strerror}") from error
-    if not _CREDENTIAL.fullmatch(credential):
-        raise BearerError(f"{path} must hold one line of printable ASCII without blanks")
-    return f"Bearer {credential.decode('ascii')}"
+
+
+def bearer(credential: bytes, source: str) -> str:
+    """Return the header's value for a credential; raise `BearerError` that names ``source``."""
+    stripped = credential.strip()
+    if not _CREDENTIAL.fullmatch(stripped):
+        raise BearerError(f"{source} must hold one line of printable ASCII without blanks")
+    return f"Bearer {stripped.decode('ascii')}"

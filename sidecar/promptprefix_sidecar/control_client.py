@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 from pydantic import ValidationError
 
 from promptprefix.payload import Payload
+from promptprefix.redial import (
+    ANSWER_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    nobody_leads,
+    redial_pause,
+)
 from promptprefix.wire import (
     CONTENT_PATH,
-    LONG_POLL_S,
+    STANDBY_STATUS,
     SYNC_PATH,
     SyncRequest,
     SyncResponse,
 )
 from promptprefix_sidecar.bearer import BearerError, authorization
 
-CONNECT_TIMEOUT_S = 10.0
-ANSWER_MARGIN_S = 15.0
+WRITE_TIMEOUT_S = 10.0
+TIMEOUT = httpx.Timeout(CONNECT_TIMEOUT_S, read=ANSWER_TIMEOUT_S, write=WRITE_TIMEOUT_S)
 MAX_CONTENT_BYTES = 8 * 1024 * 1024
 """Four fields of 262,144 characters, each at most 6 bytes as escaped JSON, and some air."""
 
@@ -41,27 +49,50 @@ class ControlStatusError(ControlError):
         self.status = status
 
 
+class StandbyError(ControlError):
+    """For a while every dial has found an operator that does not lead."""
+
+    def __init__(self) -> None:
+        super().__init__("standby", "no operator leads: all that answer are standbys")
+
+
 Connect = Callable[[ssl.SSLContext], httpx.AsyncClient]
 
 
 class ControlClient:
     """Reads CA and token for every request, so that renewed ones count at once.
 
-    Every method raises `ControlError`.
+    A standby's answer leads to a new connection, not to an error, unless nobody leads. Every method
+    raises `ControlError`.
     """
 
-    def __init__(self, connect: Connect, *, ca_file: Path, token_file: Path) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        *,
+        ca_file: Path,
+        token_file: Path,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         self._connect = connect
         self._ca_file = ca_file
         self._token_file = token_file
+        self._sleep = sleep
+        self._jitter = jitter
         self._ca = ""
         self._client: httpx.AsyncClient | None = None
+        self._standbys = 0
 
     async def sync(self, request: SyncRequest) -> SyncResponse | None:
         """Report state and wait for the desired set; None if it did not change meanwhile."""
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=LONG_POLL_S + ANSWER_MARGIN_S)
         body = request.model_dump_json().encode()
-        response = await self._send("POST", SYNC_PATH, body, timeout)
+        while (response := await self._long_poll(body)).status_code == STANDBY_STATUS:
+            await self.reconnect()
+            self._standbys += 1
+            await self._before_redial(self._standbys)
+        self._standbys = 0
+        _check(response, SYNC_PATH)
         if response.status_code == httpx.codes.NO_CONTENT:
             return None
         try:
@@ -73,8 +104,11 @@ class ControlClient:
 
     async def content(self, digest: str) -> Payload:
         """Return a declared text, checked against its digest."""
-        timeout = httpx.Timeout(CONNECT_TIMEOUT_S, read=LONG_POLL_S)
-        response = await self._send("GET", f"{CONTENT_PATH}/{digest}", None, timeout)
+        standbys = 0
+        while (response := await self._content(digest)).status_code == STANDBY_STATUS:
+            standbys += 1
+            await self._before_redial(standbys)
+        _check(response, CONTENT_PATH)
         if len(response.content) > MAX_CONTENT_BYTES:
             raise ControlError("unreadable", "a declared text is larger than any resource")
         try:
@@ -92,26 +126,30 @@ class ControlClient:
         if client is not None:
             await client.aclose()
 
-    async def _send(
-        self, method: str, path: str, body: bytes | None, limits: httpx.Timeout
-    ) -> httpx.Response:
+    async def _long_poll(self, body: bytes) -> httpx.Response:
+        """Ask on the connection that is kept, so that the leader stays found."""
+        headers = {"authorization": self._authorization(), "content-type": "application/json"}
         client = await self._connected()
-        headers = {"authorization": self._authorization()}
-        if body is not None:
-            headers["content-type"] = "application/json"
         try:
-            response = await client.request(
-                method, path, content=body, headers=headers, timeout=limits
+            return await _answer(
+                client.post(SYNC_PATH, content=body, headers=headers, timeout=TIMEOUT)
             )
-        except httpx.TimeoutException as error:
-            raise ControlError("timeout", "the control API did not answer in time") from error
-        except httpx.HTTPError as error:
+        except ControlError:
             await self.reconnect()
-            message = f"the control API can't be reached ({_cause(error)})"
-            raise ControlError("unreachable", message) from error
-        if response.status_code not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
-            raise ControlStatusError(response.status_code, path.partition("/content/")[0])
-        return response
+            raise
+
+    async def _content(self, digest: str) -> httpx.Response:
+        """Ask on a connection of its own: a standby's answer must not end the long-poll."""
+        headers = {"authorization": self._authorization()}
+        async with self._connect(self._tls(self._authority())) as client:
+            return await _answer(
+                client.get(f"{CONTENT_PATH}/{digest}", headers=headers, timeout=TIMEOUT)
+            )
+
+    async def _before_redial(self, standbys: int) -> None:
+        if nobody_leads(standbys):
+            raise StandbyError
+        await self._sleep(redial_pause(standbys, self._jitter()))
 
     def _authorization(self) -> str:
         try:
@@ -145,6 +183,21 @@ class ControlClient:
             return ssl.create_default_context(cadata=authority)
         except (ssl.SSLError, ValueError) as error:
             raise ControlError("ca", message) from error
+
+
+async def _answer(question: Awaitable[httpx.Response]) -> httpx.Response:
+    try:
+        return await question
+    except httpx.TimeoutException as error:
+        raise ControlError("timeout", "the control API did not answer in time") from error
+    except httpx.HTTPError as error:
+        message = f"the control API can't be reached ({_cause(error)})"
+        raise ControlError("unreachable", message) from error
+
+
+def _check(response: httpx.Response, path: str) -> None:
+    if response.status_code not in (httpx.codes.OK, httpx.codes.NO_CONTENT):
+        raise ControlStatusError(response.status_code, path)
 
 
 def _cause(error: BaseException) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import httpx
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from promptprefix.canonical import JsonValue
 from promptprefix.pin_command import XARG
-from promptprefix_sidecar.bearer import BearerError, authorization
+from promptprefix_sidecar.bearer import BearerError
 from promptprefix_sidecar.exposition import EngineMetrics, ExpositionError, read_exposition
 from promptprefix_sidecar.pins import PinAnswer
 
@@ -92,18 +91,22 @@ class Prefilled(_Answer):
 
 
 class EngineApi:
-    """Client of one engine. Every method raises `EngineError` and nothing else."""
+    """Client of one engine. Every method raises `EngineError` and nothing else.
+
+    ``authorization`` gives the header of that name, None if the engine asks for none; it may raise
+    `BearerError`.
+    """
 
     def __init__(
         self,
         client: httpx.AsyncClient,
         *,
-        api_key_file: Path | None = None,
+        authorization: Callable[[], str] | None = None,
         timeout_s: float = 10.0,
         prefill_timeout_s: float = 600.0,
     ) -> None:
         self._client = client
-        self._api_key_file = api_key_file
+        self._authorization = authorization
         self._timeout = timeout_s
         self._prefill_timeout = prefill_timeout_s
 
@@ -192,10 +195,10 @@ class EngineApi:
         return response
 
     def _headers(self) -> dict[str, str]:
-        if self._api_key_file is None:
+        if self._authorization is None:
             return {}
         try:
-            return {"authorization": authorization(self._api_key_file)}
+            return {"authorization": self._authorization()}
         except BearerError as error:
             raise EngineError(f"the engine's API key {error}") from error
 

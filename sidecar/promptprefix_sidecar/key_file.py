@@ -9,8 +9,11 @@ from pathlib import Path
 
 from promptprefix.pin_command import MIN_KEY_BYTES
 
-KEY_MODE = 0o640
-"""The engine's container reads the key through the volume's group (``fsGroup``)."""
+KEY_MODE = 0o444
+"""Readable by everybody who sees the volume, and only our containers and the engine mount it.
+
+The user of the engine's container is unknown: root, an image's own, with a group of ours or not.
+"""
 
 
 class KeyFileError(Exception):

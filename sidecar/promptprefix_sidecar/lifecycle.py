@@ -64,7 +64,7 @@ def with_desired(snapshot: Snapshot, placements: Sequence[Placement]) -> Snapsho
     for record in snapshot.records.values():
         if record.id not in records:
             records[record.id] = replace(record, wanted=False)
-    return settle(replace(snapshot, desired_known=True, records=records))
+    return settle(replace(snapshot, desired_known=True, let_go=False, records=records))
 
 
 def _wanted(old: Record | None, placement: Placement) -> Record:

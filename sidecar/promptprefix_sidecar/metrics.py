@@ -111,6 +111,14 @@ def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
         float(snapshot.engine.healthy),
     )
     yield GaugeMetricFamily(
+        f"{PREFIX}_ready", "Whether the readiness gate is open.", float(snapshot.gate.open)
+    )
+    yield GaugeMetricFamily(
+        f"{PREFIX}_failed_open",
+        "Whether the time limit opened the gate in this epoch of the engine.",
+        float(snapshot.gate.failed_open),
+    )
+    yield GaugeMetricFamily(
         f"{PREFIX}_hard_pins",
         "Whether the pin plugin takes our commands.",
         float(snapshot.plugin.status is PluginStatus.WORKING),

@@ -10,13 +10,15 @@ from promptprefix_sidecar.snapshot import FOREVER, Snapshot
 
 @dataclass(frozen=True)
 class Readiness:
-    """Latched per ``boot`` of the engine, so an edit never takes a pod out of service.
+    """Latched per engine epoch, so an edit never takes a pod out of service.
 
+    An engine is the same if its ``boot`` is and the plugin, once known, has the same ``epoch``.
     Times are monotonic seconds: ``healthy_since`` is when this boot was first seen healthy,
     ``answered_at`` when the operator first answered a state that said so.
     """
 
     boot: str = ""
+    epoch: str = ""
     healthy_since: float = FOREVER
     answered_at: float = FOREVER
     latched: bool = False
@@ -32,17 +34,36 @@ class Readiness:
         """Return the readiness after a look at the snapshot."""
         if not snapshot.engine.healthy:
             return self
-        current = self
-        if snapshot.boot != self.boot:
-            current = Readiness(boot=snapshot.boot, healthy_since=now)
+        current = self._of_engine(snapshot, now)
         if current.latched:
             return current
         # The operator may assign placements a moment after it first hears of a healthy engine.
         if now >= current.answered_at + limits.settle_s and all_settled(snapshot):
             return replace(current, latched=True)
-        if now >= current.healthy_since + limits.timeout_s:
+        if snapshot.let_go or now >= current.healthy_since + limits.timeout_s:
             return replace(current, latched=True, failed_open=True)
         return current
+
+    def next_look(self, now: float, limits: ReadinessLimits) -> float:
+        """Return when (monotonic) time alone may open the gate next."""
+        if self.latched:
+            return FOREVER
+        times = (self.answered_at + limits.settle_s, self.healthy_since + limits.timeout_s)
+        return min((at for at in times if at > now), default=FOREVER)
+
+    def _of_engine(self, snapshot: Snapshot, now: float) -> Readiness:
+        """Return the readiness of the engine in the snapshot: a fresh one if it is another."""
+        report = snapshot.plugin.report
+        epoch = "" if report is None else report.epoch
+        if snapshot.boot != self.boot:
+            return Readiness(boot=snapshot.boot, epoch=epoch, healthy_since=now)
+        if not epoch or epoch == self.epoch:
+            return self
+        if not self.epoch:
+            return replace(self, epoch=epoch)
+        return Readiness(
+            boot=self.boot, epoch=epoch, healthy_since=now, answered_at=self.answered_at
+        )
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, HttpUrl, UrlConstraints
+from pydantic import Field, HttpUrl, SecretStr, UrlConstraints, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from promptprefix_sidecar.bearer import BearerError, bearer
 
 ENV_PREFIX = "PROMPTPREFIX_"
 DEFAULT_KEY_FILE = Path("/run/promptprefix/key/key")
+MIN_HOLD_S = 300.0
+"""A failover of the operator or an upgrade must not cost pins."""
 
 
 class KeySettings(BaseSettings):
     """What the init container needs."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="ignore"
+    )
 
     key_file: Path = Field(
         default=DEFAULT_KEY_FILE,
@@ -42,7 +48,11 @@ class Settings(KeySettings):
         description="The engine's API as the sidecar reaches it.",
     )
     engine_api_key_file: Path | None = Field(
-        default=None, description="Bearer key of the engine's API, if it asks for one."
+        default=None,
+        description="File with the bearer key of the engine's API, if it asks for one.",
+    )
+    engine_api_key: SecretStr | None = Field(
+        default=None, description="The key itself, instead of a file."
     )
     pod_ip: str = Field(
         min_length=1, description="Address at which the router reaches the engine (status.podIP)."
@@ -70,6 +80,15 @@ class Settings(KeySettings):
         description="How long the operator has to answer a healthy engine with placements before "
         "an empty set counts as all there is.",
     )
+    latch_file: Path = Field(
+        default=Path("/tmp/promptprefix-latch"),  # noqa: S108 - the container's own emptyDir
+        description="Remembers across restarts of the container that the engine was in service.",
+    )
+    hold_s: float = Field(
+        default=86_400.0,
+        ge=0,
+        description="Pins are given up when the operator has been silent for this long; 0: never.",
+    )
     touch_interval_s: float = Field(
         default=30.0, gt=0, description="How often a soft pin is used, to keep it recent."
     )
@@ -82,6 +101,31 @@ class Settings(KeySettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe level that is logged."
     )
+
+    @field_validator("engine_api_key")
+    @classmethod
+    def _one_usable_key(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is None:
+            return None
+        if info.data.get("engine_api_key_file") is not None:
+            raise ValueError(f"{ENV_PREFIX}ENGINE_API_KEY_FILE is set as well: give only one")
+        try:
+            bearer(value.get_secret_value().encode(), "it")
+        except BearerError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("hold_s")
+    @classmethod
+    def _longer_than_a_failover(cls, value: float) -> float:
+        if 0 < value < MIN_HOLD_S:
+            raise ValueError(f"must be 0 (never) or at least {MIN_HOLD_S:g}")
+        return value
+
+    @property
+    def engine_tls(self) -> bool:
+        """Whether the engine speaks HTTPS."""
+        return self.engine_url.scheme == "https"
 
     @property
     def engine_port(self) -> int:

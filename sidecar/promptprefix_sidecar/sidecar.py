@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import httpx
 from aiohttp import web
 
+from promptprefix_sidecar.bearer import authorization, bearer
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.contents import Contents, ContentSource
 from promptprefix_sidecar.control_client import ControlClient
 from promptprefix_sidecar.engine_api import EngineApi
+from promptprefix_sidecar.engine_tls import engine_tls
 from promptprefix_sidecar.executor import Executor
 from promptprefix_sidecar.gate import Gate
 from promptprefix_sidecar.lanes import Lane
+from promptprefix_sidecar.latch_file import LatchFile
 from promptprefix_sidecar.metrics import Metrics
 from promptprefix_sidecar.pin_commander import PinCommander
 from promptprefix_sidecar.pin_desk import PinDesk
@@ -82,7 +85,7 @@ def build_sidecar(
     metrics.watch(board)
     engine = EngineApi(
         engine_client,
-        api_key_file=settings.engine_api_key_file,
+        authorization=_engine_authorization(settings),
         prefill_timeout_s=settings.warm_timeout_s,
     )
     policy = Policy(
@@ -109,7 +112,7 @@ def build_sidecar(
     )
     executor = Executor(board, contents, Renderer(engine), toucher, desk, policy, clock, metrics)
     limits = ReadinessLimits(settings.ready_timeout_s, settings.ready_settle_s)
-    gate = Gate(board, limits, clock)
+    gate = Gate(board, limits, clock, LatchFile(settings.latch_file))
     return Sidecar(
         board=board,
         contents=contents,
@@ -120,13 +123,37 @@ def build_sidecar(
         sync=SyncLoop(
             control,
             board,
-            Address(settings.pod_ip, settings.engine_port),
+            Address(settings.pod_ip, settings.engine_port, settings.engine_tls),
+            clock,
+            hold_s=settings.hold_s,
             answered=gate.answered,
             failed=lambda kind: metrics.sync_errors.labels(kind=kind).inc(),
         ),
         gate=gate,
         metrics=metrics,
         probe_interval_s=settings.probe_interval_s,
+    )
+
+
+def _engine_authorization(settings: Settings) -> Callable[[], str] | None:
+    if settings.engine_api_key is not None:
+        key = settings.engine_api_key.get_secret_value().encode()
+        return lambda: bearer(key, "the setting")
+    if settings.engine_api_key_file is not None:
+        file = settings.engine_api_key_file
+        return lambda: authorization(file)
+    return None
+
+
+def connect_engine(settings: Settings) -> httpx.AsyncClient:
+    """Return a client of the engine's API."""
+    host = settings.engine_url.host or ""
+    return httpx.AsyncClient(
+        base_url=str(settings.engine_url),
+        verify=engine_tls(host, settings.pod_ip) if settings.engine_tls else False,
+        # The engine is in the same pod; a proxy from the environment has no part in it.
+        trust_env=False,
+        limits=httpx.Limits(max_connections=ENGINE_CONNECTIONS),
     )
 
 
@@ -140,13 +167,7 @@ async def open_sidecar(settings: Settings, clock: Clock) -> AsyncIterator[Sideca
         )
 
     control = ControlClient(connect, ca_file=settings.ca_file, token_file=settings.token_file)
-    engine_client = httpx.AsyncClient(
-        base_url=str(settings.engine_url),
-        # The engine is in the same pod; a proxy from the environment has no part in it.
-        trust_env=False,
-        limits=httpx.Limits(max_connections=ENGINE_CONNECTIONS),
-    )
-    async with engine_client:
+    async with connect_engine(settings) as engine_client:
         sidecar = build_sidecar(settings, engine_client, control, clock)
         runner = web.AppRunner(make_app(sidecar.gate, sidecar.metrics.page), access_log=None)
         await runner.setup()

@@ -15,6 +15,10 @@ NEVER = float("-inf")
 FOREVER = float("inf")
 
 
+OUTAGE_BOOT = "outage-"
+"""Begin of the name of a boot that is only told apart by an outage between it and the last."""
+
+
 @dataclass(frozen=True)
 class EngineView:
     """The engine from outside. ``boot`` names its process: another boot has an empty cache."""
@@ -96,16 +100,27 @@ class Record:
 
 
 @dataclass(frozen=True)
+class GateView:
+    """The pod's readiness. ``failed_open``: in this epoch it came by the time limit."""
+
+    open: bool = False
+    failed_open: bool = False
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """``boot`` is the boot of the engine that plugin and records are about.
 
-    ``desired_known`` is whether the operator has answered since this process started.
+    ``desired_known`` is whether the operator has answered since this process started; ``let_go``
+    that it has been silent for too long since.
     """
 
     engine: EngineView = EngineView()
     boot: str = ""
     plugin: PluginView = PluginView()
     desired_known: bool = False
+    let_go: bool = False
+    gate: GateView = GateView()
     records: Mapping[str, Record] = field(default_factory=dict)
 
     @property

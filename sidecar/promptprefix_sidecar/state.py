@@ -12,16 +12,19 @@ from promptprefix_sidecar.snapshot import PluginStatus, PluginView, Record, Snap
 
 @dataclass(frozen=True)
 class Address:
-    """Where the router reaches the engine."""
+    """Where the router reaches the engine, and whether it speaks HTTPS there."""
 
     host: str
     port: int
+    tls: bool = False
 
 
 def sidecar_state(snapshot: Snapshot, address: Address) -> SidecarState:
     """Return the whole state."""
     return SidecarState(
         engine=_engine_state(snapshot, address),
+        ready=snapshot.gate.open,
+        failed_open=snapshot.gate.failed_open,
         placements=tuple(
             _placement_state(record, snapshot.plugin) for record in snapshot.records.values()
         ),
@@ -30,11 +33,13 @@ def sidecar_state(snapshot: Snapshot, address: Address) -> SidecarState:
 
 def urgent_part(state: SidecarState) -> SidecarState:
     """Return the state without what changes with every request; a change of the rest can't wait."""
-    return SidecarState(
-        engine=state.engine.model_copy(update={"blocks_free": 0}),
-        placements=tuple(
-            placement.model_copy(update={"last_hit": None}) for placement in state.placements
-        ),
+    return state.model_copy(
+        update={
+            "engine": state.engine.model_copy(update={"blocks_free": 0}),
+            "placements": tuple(
+                placement.model_copy(update={"last_hit": None}) for placement in state.placements
+            ),
+        }
     )
 
 
@@ -47,6 +52,7 @@ def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
         healthy=engine.healthy,
         address=address.host,
         port=address.port,
+        tls=address.tls,
         models=engine.models,
         epoch=snapshot.epoch,
         version=engine.version,

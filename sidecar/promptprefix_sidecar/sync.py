@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import structlog
 
-from promptprefix.wire import Revision, SidecarState, SyncRequest, SyncResponse
+from promptprefix.redial import MAX_BACKOFF_S, MAX_PAUSE_S
+from promptprefix.wire import LONG_POLL_S, Revision, SidecarState, SyncRequest, SyncResponse
 from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
-from promptprefix_sidecar.control_client import ControlError, ControlStatusError
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.control_client import ControlError, ControlStatusError, StandbyError
+from promptprefix_sidecar.holding import let_go
 from promptprefix_sidecar.snapshot import Snapshot
 from promptprefix_sidecar.state import Address, sidecar_state, urgent_part
 
@@ -22,8 +25,10 @@ COALESCE_S = 0.1
 """A burst of changes is reported once."""
 
 FIRST_BACKOFF_S = 0.5
-MAX_BACKOFF_S = 30.0
 CONFLICT = 409
+UNHEARD_S = 2 * LONG_POLL_S
+"""Changes of state may cut every long-poll short; after so long one answer is asked for at once."""
+
 MAX_CONFLICTS = 6
 """Answers of an old leader in a row, a quarter of a minute: longer than a lease outlives it."""
 
@@ -41,7 +46,8 @@ class ControlApi(Protocol):
 class SyncLoop:
     """One long-poll is always open; a change of state that matters cuts it short.
 
-    An error changes nothing of what is wanted: it is held until the operator says otherwise.
+    An error changes nothing of what is wanted: it is held until the operator says otherwise, or
+    has been silent for ``hold_s`` seconds (0: for ever).
     """
 
     def __init__(
@@ -49,22 +55,30 @@ class SyncLoop:
         control: ControlApi,
         board: Board,
         address: Address,
+        clock: Clock,
         *,
+        hold_s: float,
         answered: Callable[[str], None],
         failed: Callable[[str], None],
         jitter: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._control = control
         self._board = board
         self._address = address
+        self._clock = clock
+        self._hold_s = hold_s
         self._answered = answered
         self._failed = failed
         self._jitter = jitter
+        self._sleep = sleep
         self._changed = board.subscribe()
         self._revision: Revision | None = None
         self._answered_boot = ""
         self._failures = 0
         self._conflicts = 0
+        self._leaderless = False
+        self._heard_at = clock.monotonic()
 
     async def run(self) -> None:
         """Talk until cancelled."""
@@ -74,7 +88,8 @@ class SyncLoop:
             # The first word of a healthy engine asks without a revision, which is answered at once.
             healthy_boot = snapshot.boot if snapshot.engine.healthy else ""
             known = healthy_boot in ("", self._answered_boot)
-            request = SyncRequest(revision=self._revision if known else None, state=state)
+            may_wait = known and not self._unheard
+            request = SyncRequest(revision=self._revision if may_wait else None, state=state)
             try:
                 done = await self._exchange(request)
             except ControlError as error:
@@ -83,6 +98,18 @@ class SyncLoop:
             if done and not known:
                 self._answered_boot = healthy_boot
                 self._answered(healthy_boot)
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether the operator seems to be there and has had no chance to say so for long.
+
+        After an error the revision is named: it tells a leader of the past that it is one.
+        """
+        return not self._failures and self._silent_s >= UNHEARD_S
+
+    @property
+    def _silent_s(self) -> float:
+        return self._clock.monotonic() - self._heard_at
 
     async def _exchange(self, request: SyncRequest) -> bool:
         """Report and wait; return False if a change of state cut the wait short."""
@@ -100,7 +127,7 @@ class SyncLoop:
         if poll.cancelled():
             return False
         answer = poll.result()
-        self._failures = self._conflicts = 0
+        self._heard()
         if answer is not None:
             news = answer.revision != self._revision
             self._take_over(answer)
@@ -124,12 +151,25 @@ class SyncLoop:
             await self._changed.wait()
         await asyncio.sleep(COALESCE_S)
 
+    def _heard(self) -> None:
+        if self._failures:
+            log.info("operator answers again", failures=self._failures)
+        self._failures = self._conflicts = 0
+        self._leaderless = False
+        self._heard_at = self._clock.monotonic()
+
     async def _recover(self, error: ControlError) -> None:
         self._failures += 1
         self._failed(error.kind)
-        delay = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._failures - 1, 10))
+        standby = isinstance(error, StandbyError)
+        delay = min(
+            MAX_PAUSE_S if standby else MAX_BACKOFF_S,
+            FIRST_BACKOFF_S * 2 ** min(self._failures - 1, 10),
+        )
         delay *= 0.5 + self._jitter() / 2
-        log.warning("sync failed", error=str(error), retry_in_s=round(delay, 2))
+        if not (standby and self._leaderless):
+            log.warning("sync failed", error=str(error), retry_in_s=round(delay, 2))
+        self._leaderless = standby
         if isinstance(error, ControlStatusError) and error.status == CONFLICT:
             # An operator that leads no more answered: a new connection may reach the leader. If
             # they all say so, the count of terms began anew, and the next answer decides.
@@ -137,4 +177,13 @@ class SyncLoop:
             if self._conflicts >= MAX_CONFLICTS:
                 self._revision = None
             await self._control.reconnect()
-        await asyncio.sleep(delay)
+        self._let_go()
+        await self._sleep(delay)
+
+    def _let_go(self) -> None:
+        before = self._board.snapshot.let_go
+        silent_s = self._silent_s
+        self._board.apply(lambda snapshot: let_go(snapshot, silent_s, self._hold_s))
+        if self._board.snapshot.let_go and not before:
+            self._revision = None  # the set that it names is no longer ours
+            log.warning("operator silent for too long: all pins are given up")

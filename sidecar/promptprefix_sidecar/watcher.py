@@ -16,7 +16,7 @@ from promptprefix_sidecar.engine_api import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from promptprefix_sidecar.snapshot import EngineView
+from promptprefix_sidecar.snapshot import OUTAGE_BOOT, EngineView
 
 log = structlog.get_logger()
 
@@ -76,7 +76,7 @@ class Watcher:
         if not models:
             raise EngineError("the engine serves no model")
         # With several API processes the start time is not published; then only an outage tells.
-        boot = metrics.start_time or f"outage-{self._outages}"
+        boot = metrics.start_time or f"{OUTAGE_BOOT}{self._outages}"
         version = before.version
         if boot != before.boot or not version:
             version = await self._engine.version()

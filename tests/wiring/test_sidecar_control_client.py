@@ -6,18 +6,13 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 import pytest
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.payload import Payload
 from promptprefix.wire import EngineState, Revision, SidecarState, SyncRequest, SyncResponse
 from promptprefix_sidecar.control_client import ControlClient, ControlError, ControlStatusError
@@ -26,51 +21,6 @@ QUESTION = SyncRequest(
     state=SidecarState(engine=EngineState(healthy=True, address="10.0.0.7", port=8000))
 )
 TEXT = Payload(systemInstructions="Be brief.")
-
-
-@dataclass(frozen=True)
-class Authority:
-    """A self-signed certificate for loopback: CA and server in one."""
-
-    folder: Path
-
-    def __post_init__(self) -> None:
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.folder.name)])
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=1))
-            .not_valid_after(now + timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
-                critical=False,
-            )
-            .sign(key, hashes.SHA256())
-        )
-        self.folder.mkdir()
-        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (self.folder / "key").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-
-    @property
-    def certificate(self) -> Path:
-        return self.folder / "crt"
-
-    def server_context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, self.folder / "key")
-        return context
 
 
 @dataclass
@@ -92,7 +42,7 @@ def operator() -> FakeOperator:
 
 @contextlib.asynccontextmanager
 async def serving(
-    operator: FakeOperator, authority: Authority, port: int = 0
+    operator: FakeOperator, authority: LoopbackAuthority, port: int = 0
 ) -> AsyncIterator[int]:
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", operator.answer)
@@ -127,14 +77,14 @@ def reply(model: SyncResponse | Payload) -> web.Response:
 async def test_desired_sets_and_contents_come_with_the_token_of_the_moment(
     operator: FakeOperator, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path / "ca")
+    authority = LoopbackAuthority(tmp_path / "ca")
     token = tmp_path / "token"
     token.write_text("first\n")
     answer = SyncResponse(revision=Revision(term=1, number=2), placements=())
     operator.answers = [reply(answer), web.Response(status=204), reply(TEXT)]
     async with (
         serving(operator, authority) as port,
-        connected(port, authority.certificate, token) as client,
+        connected(port, authority.ca_file, token) as client,
     ):
         assert await client.sync(QUESTION) == answer
         assert await client.sync(QUESTION) is None
@@ -150,9 +100,9 @@ async def test_desired_sets_and_contents_come_with_the_token_of_the_moment(
 async def test_a_renewed_authority_is_trusted_without_a_restart(
     operator: FakeOperator, tmp_path: Path
 ) -> None:
-    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    old, new = LoopbackAuthority(tmp_path / "old"), LoopbackAuthority(tmp_path / "new")
     ca_file, token = tmp_path / "ca.crt", tmp_path / "token"
-    ca_file.write_bytes(old.certificate.read_bytes())
+    ca_file.write_bytes(old.ca_file.read_bytes())
     token.write_text("t")
     operator.answers = [web.Response(status=204), web.Response(status=204)]
     async with serving(operator, old) as port, connected(port, ca_file, token) as client:
@@ -161,7 +111,7 @@ async def test_a_renewed_authority_is_trusted_without_a_restart(
         with pytest.raises(ControlError, match="certificate") as caught:
             await client.sync(QUESTION)
         assert caught.value.kind == "unreachable"
-        ca_file.write_bytes(new.certificate.read_bytes())
+        ca_file.write_bytes(new.ca_file.read_bytes())
         await client.sync(QUESTION)
     assert len(operator.seen) == 2
 
@@ -178,10 +128,10 @@ async def test_without_an_authority_nothing_is_trusted(tmp_path: Path, text: str
 
 @pytest.mark.parametrize("raw", [b"", b"first\nsecond", b"sec\x01ret", b"s\xc3\xa9cret", b"\xff"])
 async def test_a_broken_token_is_named_and_not_quoted(tmp_path: Path, raw: bytes) -> None:
-    authority = Authority(tmp_path / "ca")
+    authority = LoopbackAuthority(tmp_path / "ca")
     token = tmp_path / "token"
     token.write_bytes(raw)
-    async with connected(9, authority.certificate, token) as client:
+    async with connected(9, authority.ca_file, token) as client:
         with pytest.raises(ControlError) as caught:
             await client.sync(QUESTION)
     assert str(caught.value) == (
@@ -192,9 +142,9 @@ async def test_a_broken_token_is_named_and_not_quoted(tmp_path: Path, raw: bytes
 async def test_comments_beside_the_authority_may_be_in_any_language(
     operator: FakeOperator, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path / "ca")
+    authority = LoopbackAuthority(tmp_path / "ca")
     ca_file, token = tmp_path / "ca.crt", tmp_path / "token"
-    ca_file.write_bytes("# Größe\n".encode() + b"\xff\n" + authority.certificate.read_bytes())
+    ca_file.write_bytes("# Größe\n".encode() + b"\xff\n" + authority.ca_file.read_bytes())
     token.write_text("t")
     operator.answers = [web.Response(status=204)]
     async with serving(operator, authority) as port, connected(port, ca_file, token) as client:
@@ -213,13 +163,13 @@ async def test_comments_beside_the_authority_may_be_in_any_language(
 async def test_a_bad_answer_has_a_kind(
     operator: FakeOperator, tmp_path: Path, answer: web.Response, kind: str
 ) -> None:
-    authority = Authority(tmp_path / "ca")
+    authority = LoopbackAuthority(tmp_path / "ca")
     token = tmp_path / "token"
     token.write_text("t")
     operator.answers = [answer]
     async with (
         serving(operator, authority) as port,
-        connected(port, authority.certificate, token) as client,
+        connected(port, authority.ca_file, token) as client,
     ):
         with pytest.raises(ControlError) as caught:
             await client.sync(QUESTION)
@@ -230,13 +180,13 @@ async def test_a_bad_answer_has_a_kind(
 async def test_content_with_another_digest_is_refused_without_being_quoted(
     operator: FakeOperator, tmp_path: Path
 ) -> None:
-    authority = Authority(tmp_path / "ca")
+    authority = LoopbackAuthority(tmp_path / "ca")
     token = tmp_path / "token"
     token.write_text("t")
     operator.answers = [reply(TEXT), web.Response(text='{"systemInstructions": 4711}')]
     async with (
         serving(operator, authority) as port,
-        connected(port, authority.certificate, token) as client,
+        connected(port, authority.ca_file, token) as client,
     ):
         for _ in range(2):
             with pytest.raises(ControlError) as caught:
@@ -245,7 +195,7 @@ async def test_content_with_another_digest_is_refused_without_being_quoted(
 
 
 async def test_a_missing_token_is_named(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "ca")
-    async with connected(9, authority.certificate, tmp_path / "none") as client:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    async with connected(9, authority.ca_file, tmp_path / "none") as client:
         with pytest.raises(ControlError, match=r"the token .*none can't be read"):
             await client.sync(QUESTION)

@@ -28,7 +28,10 @@ async def test_work_whose_record_goes_as_it_begins_leaves_the_lane_running(
     tmp_path: Path, after: Snapshot
 ) -> None:
     settings = Settings(
-        control_url=HttpUrl("https://operator"), pod_ip="10.0.0.7", key_file=tmp_path / "key"
+        control_url=HttpUrl("https://operator"),
+        pod_ip="10.0.0.7",
+        key_file=tmp_path / "key",
+        latch_file=tmp_path / "latch",
     )
     engine = FakeEngine(models=("m",))
 

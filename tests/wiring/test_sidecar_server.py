@@ -12,6 +12,7 @@ from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.gate import Gate
+from promptprefix_sidecar.latch_file import LatchFile
 from promptprefix_sidecar.metrics import Metrics
 from promptprefix_sidecar.readiness import ReadinessLimits
 from promptprefix_sidecar.server import make_app
@@ -21,11 +22,11 @@ from promptprefix_sidecar.sidecar import open_sidecar
 from ..unit.sidecar.records import placement, snapshot, warm
 
 
-async def test_health_readiness_and_metrics() -> None:
+async def test_health_readiness_and_metrics(tmp_path: Path) -> None:
     board = Board(snapshot(warm("a"), warm("b")))
     metrics = Metrics()
     metrics.watch(board)
-    gate = Gate(board, ReadinessLimits(settle_s=0.0), Clock())
+    gate = Gate(board, ReadinessLimits(settle_s=0.0), Clock(), LatchFile(tmp_path / "latch"))
     async with (
         TestServer(make_app(gate, metrics.page)) as server,
         httpx.AsyncClient(base_url=str(server.make_url("/")), trust_env=False) as client,
@@ -49,6 +50,7 @@ async def test_the_port_is_open_before_engine_and_operator_are_there(tmp_path: P
         engine_url=HttpUrl("http://127.0.0.1:9"),
         pod_ip="127.0.0.1",
         key_file=tmp_path / "key",
+        latch_file=tmp_path / "latch",
         listen_host="127.0.0.1",
         listen_port=unused_port(),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from promptprefix_sidecar.bearer import BearerError, authorization
+from promptprefix_sidecar.bearer import BearerError, authorization, bearer
 from promptprefix_sidecar.engine_api import EngineApi, EngineError
 
 
@@ -15,7 +15,7 @@ from promptprefix_sidecar.engine_api import EngineApi, EngineError
 def test_the_credential_is_what_stands_in_the_file(tmp_path: Path, raw: bytes) -> None:
     file = tmp_path / "key"
     file.write_bytes(raw)
-    assert authorization(file) == f"Bearer {raw.decode().strip()}"
+    assert authorization(file) == bearer(raw, "it") == f"Bearer {raw.decode().strip()}"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ async def test_a_broken_credential_is_an_error_of_the_engine_and_not_quoted(
     transport = httpx.MockTransport(lambda _: httpx.Response(200))
     async with httpx.AsyncClient(base_url="http://engine", transport=transport) as client:
         with pytest.raises(EngineError) as caught:
-            await EngineApi(client, api_key_file=file).check_health()
+            await EngineApi(client, authorization=lambda: authorization(file)).check_health()
     assert str(caught.value) == (
         f"the engine's API key {file} must hold one line of printable ASCII without blanks"
     )

@@ -20,21 +20,24 @@ def _restore_logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def test_a_new_key_is_random_and_readable_by_the_group_only(tmp_path: Path) -> None:
+def test_a_new_key_is_random_and_any_user_of_the_engine_can_read_it(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     assert ensure_key(one)
     assert ensure_key(other)
     assert len(read_key(one)) == 32
     assert read_key(one) != read_key(other)
-    assert stat.S_IMODE(one.stat().st_mode) == 0o640
+    assert stat.S_IMODE(one.stat().st_mode) == 0o444
     assert sorted(tmp_path.iterdir()) == [one, other]
 
 
 def test_a_good_key_is_kept_and_a_short_one_replaced(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(b"g" * 32)
+    path.chmod(0o600)
     assert not ensure_key(path)
     assert read_key(path) == b"g" * 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
+    path.unlink()
     path.write_bytes(b"short")
     with pytest.raises(KeyFileError, match="has 5 bytes"):
         read_key(path)

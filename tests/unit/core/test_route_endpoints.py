@@ -1,0 +1,33 @@
+"""Which pods are in the router's pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from promptprefix.eligibility import candidate
+from promptprefix.fleet import Pod, Sidecar
+from promptprefix.routes import endpoints_of
+from promptprefix.wire import EngineState, SidecarState
+
+ENGINE = EngineState(healthy=True, address="9.9.9.9", port=8000, models=("m",))
+
+
+@pytest.mark.parametrize(
+    ("engine", "address", "listed"),
+    [
+        (ENGINE, "10.0.0.1", True),
+        # the router speaks plain HTTP to engines
+        (ENGINE.model_copy(update={"tls": True, "port": 8443}), "10.0.0.1", False),
+        (ENGINE.model_copy(update={"port": 0}), "10.0.0.1", False),
+        (ENGINE.model_copy(update={"port": 70_000}), "10.0.0.1", False),
+        (ENGINE, "", False),
+        (None, "10.0.0.1", False),
+    ],
+)
+def test_only_engines_that_the_router_can_reach_are_listed(
+    engine: EngineState | None, address: str, listed: bool
+) -> None:
+    pod = Pod("u", "ml", "p", {}, address, True, False)
+    sidecar = None if engine is None else Sidecar(SidecarState(engine=engine), frozenset())
+    endpoints = endpoints_of({"ml": [candidate(pod, sidecar)]}, {})
+    assert [(e.address, e.port) for e in endpoints] == ([("10.0.0.1", 8000)] if listed else [])
