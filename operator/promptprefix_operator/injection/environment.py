@@ -1,0 +1,100 @@
+"""A container's variables as the kubelet makes them, as far as the pod tells their values.
+
+The kubelet replaces ``$(NAME)`` in values, commands and arguments: by variables of ``envFrom`` and
+by those that stand earlier in ``env``. ``$$`` is one dollar, and an unknown reference stays as it
+is. (``makeEnvironmentVariables`` of the kubelet, ``expansion.Expand``.)
+
+Where a value comes from elsewhere (a Secret, the pod's address) a text holds a mark in its place,
+so that it can be handed on without being known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from promptprefix_operator.injection.pod import Container, JsonObject, Pod
+
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]*)\)")
+_UNKNOWN: Final = re.compile(r"\$\([A-Za-z_][-._A-Za-z0-9]*\)")
+_MARK: Final = re.compile("\0([0-9]+)\0")
+_CARRIED: Final = "PROMPTPREFIX_FROM_ENGINE_"
+"""Before the name of a variable of the engine that the sidecar needs."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    name: str
+    value_from: JsonObject
+
+
+@dataclass(frozen=True)
+class Environment:
+    """values: texts by variable. sources: what marks stand for. prefixes: those of ``envFrom``."""
+
+    values: dict[str, str]
+    sources: tuple[_Source, ...]
+    prefixes: tuple[str, ...]
+
+    def expand(self, text: str) -> str:
+        """Return ``text`` with its references replaced, by marks where a value is not known."""
+        return _REFERENCE.sub(self._replacement, text)
+
+    def may_define(self, name: str) -> bool:
+        """Whether ``envFrom`` may hold a variable that ``env`` does not."""
+        return name not in self.values and any(name.startswith(each) for each in self.prefixes)
+
+    def definitions(self, name: str, text: str) -> list[JsonObject]:
+        """Return entries of another container's ``env`` that give ``name`` the value of ``text``.
+
+        Entries before the last one are what it refers to.
+        """
+        whole = _MARK.fullmatch(text)
+        if whole is not None:
+            return [{"name": name, "valueFrom": self.sources[int(whole[1])].value_from}]
+        value, helpers = self.reference(text)
+        return [*helpers, {"name": name, "value": value}]
+
+    def reference(self, text: str) -> tuple[str, list[JsonObject]]:
+        """Return ``text`` as a value for another container and the entries it refers to."""
+        used = {int(index) for index in _MARK.findall(text)}
+        helpers: list[JsonObject] = [
+            {
+                "name": f"{_CARRIED}{self.sources[index].name}",
+                "valueFrom": self.sources[index].value_from,
+            }
+            for index in sorted(used)
+        ]
+        value = _MARK.sub(
+            lambda match: f"$({_CARRIED}{self.sources[int(match[1])].name})",
+            text.replace("$", "$$"),
+        )
+        return value, helpers
+
+    def _replacement(self, match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        return self.values.get(match[1], match[0])
+
+
+def has_unknown(text: str) -> bool:
+    """Whether ``text`` holds a reference that nothing in the pod resolves."""
+    return _UNKNOWN.search(text) is not None
+
+
+def environment_of(container: Container, pod: Pod) -> Environment:
+    """Read the variables of ``container``."""
+    values: dict[str, str] = {}
+    sources: list[_Source] = []
+    for variable in container.env:
+        if variable.value_from is None:
+            values[variable.name] = Environment(values, (), ()).expand(variable.value)
+            continue
+        known = pod.field(variable.value_from)
+        if known is None:
+            known = f"\0{len(sources)}\0"
+            sources.append(_Source(variable.name, variable.value_from))
+        values[variable.name] = known
+    prefixes = tuple(source.prefix for source in container.env_from)
+    return Environment(values, tuple(sources), prefixes)

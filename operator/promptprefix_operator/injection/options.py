@@ -1,0 +1,31 @@
+"""What the operator's installation decides about injection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from promptprefix_operator.injection.pod import JsonObject
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+def default_resources() -> JsonObject:
+    """Return the resources of our containers where none are set."""
+    return {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+
+
+@dataclass(frozen=True)
+class InjectionOptions:
+    """namespaces: those whose pods are injected.
+
+    control_url: the operator's control API as injected sidecars dial it.
+    resources: of each of our containers, as in a manifest.
+    """
+
+    sidecar_image: str
+    plugin_image: str
+    control_url: str
+    namespaces: frozenset[str]
+    pull_policy: PullPolicy = "IfNotPresent"
+    resources: dict[str, Any] = field(default_factory=default_resources)
