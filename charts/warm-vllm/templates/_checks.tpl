@@ -2,24 +2,24 @@
 {{- define "warm-vllm.checks" -}}
 {{- $values := .Values }}
 {{- $owned := dict
-      "--model" "model.name"
-      "--served-model-name" "model.servedName"
-      "--port" "engine.port"
-      "--host" "nothing: the engine listens on all addresses of its pod"
-      "--api-key" "apiKey.existingSecret: a key among the arguments can be read in the pod"
-      "--no-enable-prefix-caching" "nothing: prefixes are what this chart caches"
-      "--enable-scale-out" "nothing: it opens a route that takes raw engine arguments"
-      "--kv-events-config" "kvEvents"
-      "--kv-offloading-size" "offload.sizeGiB"
-      "--shutdown-timeout" "drain.shutdownTimeoutSeconds"
+      "--model" "set model.name"
+      "--served-model-name" "set model.servedName"
+      "--port" "set engine.port"
+      "--host" "the engine listens on all addresses of its pod"
+      "--api-key" "set apiKey.existingSecret; who may read pods reads their arguments"
+      "--no-enable-prefix-caching" "cached prefixes are what this chart is for"
+      "--enable-scale-out" "it opens a route that takes raw engine arguments"
+      "--kv-events-config" "set kvEvents"
+      "--kv-offloading-size" "set offload.sizeGiB"
+      "--shutdown-timeout" "set drain.shutdownTimeoutSeconds"
 }}
 {{- if .Values.warming.enabled }}
-{{- $_ := set $owned "--scheduler-cls" "nothing, or warming.enabled=false: the pin plugin is loaded by it" }}
+{{- $_ := set $owned "--scheduler-cls" "the pin plugin is loaded by it; set warming.enabled=false to use another scheduler" }}
 {{- end }}
 {{- range $index, $argument := .Values.engine.extraArgs }}
   {{- $flag := splitList "=" $argument | first | replace "_" "-" }}
   {{- with get $owned $flag }}
-    {{- fail (printf "engine.extraArgs[%d]: %s is not allowed here; use %s" $index $flag .) }}
+    {{- fail (printf "engine.extraArgs[%d]: %s is not allowed here: %s" $index $flag .) }}
   {{- end }}
 {{- end }}
 {{- range $index, $variable := .Values.engine.env }}

@@ -70,6 +70,9 @@ the user's name, which an arbitrary user id may not have.
 - {name: TORCHINDUCTOR_CACHE_DIR, value: {{ printf "%s/.cache/inductor" $home | quote }}}
 - {name: CUDA_CACHE_PATH, value: {{ printf "%s/.cache/cuda" $home | quote }}}
 - {name: NUMBA_CACHE_DIR, value: {{ printf "%s/.cache/numba" $home | quote }}}
+{{- if .Values.modelCache.readOnly }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
 {{- with .Values.engine.timeZone }}
 - {name: TZ, value: {{ . | quote }}}
 {{- end }}

@@ -21,7 +21,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $sidecar := .Values.warming.sidecar -}}
 - name: promptprefix-plugin
   image: {{ include "warm-vllm.image" (list .Values.warming.plugin.image .Chart.AppVersion) | quote }}
-  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  imagePullPolicy: {{ $.Values.imagePullPolicy }}
   resources:
     {{- toYaml $sidecar.resources | nindent 4 }}
   securityContext:
@@ -30,7 +30,7 @@ seccompProfile: {type: RuntimeDefault}
     - {name: promptprefix-plugin, mountPath: /plugin}
 - name: promptprefix-key
   image: {{ include "warm-vllm.warming.sidecarImage" . | quote }}
-  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  imagePullPolicy: {{ $.Values.imagePullPolicy }}
   args: [init-key]
   env:
     - {name: PROMPTPREFIX_KEY_FILE, value: /run/promptprefix/key/key}
@@ -43,7 +43,7 @@ seccompProfile: {type: RuntimeDefault}
 - name: promptprefix-sidecar
   restartPolicy: Always
   image: {{ include "warm-vllm.warming.sidecarImage" . | quote }}
-  imagePullPolicy: {{ $sidecar.pullPolicy }}
+  imagePullPolicy: {{ $.Values.imagePullPolicy }}
   env:
     {{- include "warm-vllm.warming.env" . | nindent 4 }}
   ports:
@@ -73,6 +73,7 @@ seccompProfile: {type: RuntimeDefault}
 - {name: PROMPTPREFIX_LEASE_S, value: {{ $sidecar.leaseSeconds | int | quote }}}
 - {name: PROMPTPREFIX_READY_TIMEOUT_S, value: {{ $sidecar.readyTimeoutSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_READY_SETTLE_S, value: {{ $sidecar.readySettleSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_HOLD_S, value: {{ $sidecar.holdSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_WARM_TIMEOUT_S, value: {{ $sidecar.warmTimeoutSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_REPORT_INTERVAL_S, value: {{ $sidecar.reportIntervalSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_PROBE_INTERVAL_S, value: {{ $sidecar.probeIntervalSeconds | toString | quote }}}
