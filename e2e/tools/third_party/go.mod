@@ -1,0 +1,9 @@
+module promptprefix.dev/e2e/tools/third_party
+
+go 1.25.0
+
+// Nothing is built from these: their CRDs check what our charts render.
+require (
+	github.com/cert-manager/cert-manager v1.19.1
+	github.com/prometheus-operator/prometheus-operator v0.85.0
+)
