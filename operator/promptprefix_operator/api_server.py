@@ -9,7 +9,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,9 @@ from kubernetes.aio.config.kube_config import load_kube_config
 
 Json = Mapping[str, Any]
 
-PatchType = Literal["application/apply-patch+yaml", "application/merge-patch+json"]
+PatchType = Literal[
+    "application/apply-patch+yaml", "application/merge-patch+json", "application/json-patch+json"
+]
 
 _TIMEOUT_S = 15.0
 _MESSAGE_CHARS = 500
@@ -117,9 +119,13 @@ class ApiServer:
         return await self._request("PUT", path, body=body)
 
     async def patch(
-        self, path: str, body: Json, kind: PatchType, query: Mapping[str, str] | None = None
+        self,
+        path: str,
+        body: Json | Sequence[Json],
+        kind: PatchType,
+        query: Mapping[str, str] | None = None,
     ) -> Json:
-        """Patch an object."""
+        """Patch an object; a JSON patch is a list."""
         return await self._request("PATCH", path, query=query, body=body, content_type=kind)
 
     async def _request(
@@ -128,7 +134,7 @@ class ApiServer:
         path: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | Sequence[Json] | None = None,
         content_type: str = "application/json",
     ) -> Json:
         seconds = _TIMEOUT_S

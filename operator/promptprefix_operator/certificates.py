@@ -13,10 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-AUTHORITY_LIFE = timedelta(days=3650)
-AUTHORITY_RENEWAL = timedelta(days=365)
+AUTHORITY_LIFE = timedelta(days=365)
 SERVING_LIFE = timedelta(days=90)
-SERVING_RENEWAL = timedelta(days=30)
 _CLOCK_SKEW = timedelta(minutes=5)
 
 
@@ -26,6 +24,9 @@ class Pair:
 
     certificate: bytes
     key: bytes
+
+
+NOTHING = Pair(b"", b"")
 
 
 def new_authority(now: datetime) -> Pair:
@@ -92,14 +93,25 @@ def new_serving(authority: Pair, names: Collection[str], now: datetime) -> Pair:
     return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
-def authority_usable(pair: Pair, now: datetime) -> bool:
-    """Whether the authority can sign for another while."""
+def validity(certificate: bytes) -> tuple[datetime, datetime] | None:
+    """Return when a certificate was made and when it ends; None if it is none."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+    except ValueError:
+        return None
+    return found.not_valid_before_utc + _CLOCK_SKEW, found.not_valid_after_utc
+
+
+def can_sign(pair: Pair) -> bool:
+    """Whether a certificate and a key belong together and are of our kind."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
-        serialization.load_pem_private_key(pair.key, password=None)
-    except ValueError:
+        key = serialization.load_pem_private_key(pair.key, password=None)
+    except (ValueError, TypeError):
         return False
-    return now < certificate.not_valid_after_utc - AUTHORITY_RENEWAL
+    return (
+        isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+    )
 
 
 def serving_usable(pair: Pair, authority: Pair, names: Collection[str], now: datetime) -> bool:
@@ -116,8 +128,9 @@ def serving_usable(pair: Pair, authority: Pair, names: Collection[str], now: dat
         return False
     if key.public_key() != certificate.public_key():
         return False
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     same = set(found.value) == {_general_name(name) for name in names}
-    return same and now < certificate.not_valid_after_utc - SERVING_RENEWAL
+    return same and now < end - (end - begin) / 3
 
 
 def service_names(service: str, namespace: str) -> tuple[str, ...]:

@@ -14,13 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from promptprefix_operator.api_server import ApiError, ApiServer
-from promptprefix_operator.certificates import (
-    Pair,
-    authority_usable,
-    new_authority,
-    new_serving,
-    serving_usable,
-)
+from promptprefix_operator.certificates import Pair, new_serving, serving_usable
+from promptprefix_operator.rotation import Authorities, rotate
 
 SECRET = "promptprefix-operator-tls"  # noqa: S105 - the name of an object
 _CONFLICT = 409
@@ -31,7 +26,7 @@ _ATTEMPTS = 5
 class Credentials:
     """What the Secret holds. ``term`` is 0 until an operator has led."""
 
-    authority: Pair
+    authorities: Authorities
     serving: Pair
     term: int
 
@@ -53,17 +48,20 @@ class CredentialStore:
 
         A term is at least the Unix time, so that it rises also where the Secret was made anew.
         """
-        return await self._settle(now, new_term=True)
+        return await self._settle(now, b"", new_term=True)
 
-    async def renew(self, now: datetime) -> Credentials:
-        """Return the credentials, replaced where they are missing, unfit or near their end."""
-        return await self._settle(now, new_term=False)
+    async def renew(self, now: datetime, published: bytes = b"") -> Credentials:
+        """Return the credentials, replaced where they are missing, unfit or near their end.
 
-    async def _settle(self, now: datetime, *, new_term: bool) -> Credentials:
+        ``published`` is the bundle that every client was given.
+        """
+        return await self._settle(now, published, new_term=False)
+
+    async def _settle(self, now: datetime, published: bytes, *, new_term: bool) -> Credentials:
         for attempt in range(_ATTEMPTS):
             secret = await self._api.get(self._path)
             found = credentials_of(secret.get("data") or {})
-            wanted = complete(found, self._names, now, new_term=new_term)
+            wanted = complete(found, self._names, now, published, new_term=new_term)
             if wanted == found:
                 return wanted
             try:
@@ -77,15 +75,21 @@ class CredentialStore:
 
 
 def complete(
-    found: Credentials, names: Collection[str], now: datetime, *, new_term: bool
+    found: Credentials,
+    names: Collection[str],
+    now: datetime,
+    published: bytes = b"",
+    *,
+    new_term: bool,
 ) -> Credentials:
-    """Return ``found`` with what is unfit replaced."""
-    authority = found.authority if authority_usable(found.authority, now) else new_authority(now)
+    """Return ``found`` with what is unfit replaced and what is due done."""
+    known = found.authorities
+    authorities = rotate(known, now, published=published == known.bundle)
     serving = found.serving
-    if not serving_usable(serving, authority, names, now):
-        serving = new_serving(authority, names, now)
+    if not serving_usable(serving, authorities.current, names, now):
+        serving = new_serving(authorities.current, names, now)
     term = max(found.term + 1, int(now.timestamp())) if new_term else found.term
-    return Credentials(authority, serving, term)
+    return Credentials(authorities, serving, term)
 
 
 def credentials_of(data: Mapping[str, Any]) -> Credentials:
@@ -99,7 +103,11 @@ def credentials_of(data: Mapping[str, Any]) -> Credentials:
 
     term = read("term").decode("ascii", "replace")
     return Credentials(
-        authority=Pair(read("ca.crt"), read("ca.key")),
+        authorities=Authorities(
+            current=Pair(read("ca.crt"), read("ca.key")),
+            coming=Pair(read("next-ca.crt"), read("next-ca.key")),
+            former=read("previous-ca.crt"),
+        ),
         serving=Pair(read("tls.crt"), read("tls.key")),
         term=int(term) if term.isdigit() else 0,
     )
@@ -107,11 +115,15 @@ def credentials_of(data: Mapping[str, Any]) -> Credentials:
 
 def data_of(credentials: Credentials) -> dict[str, str]:
     """Return the Secret's data."""
+    authorities = credentials.authorities
     fields = {
-        "ca.crt": credentials.authority.certificate,
-        "ca.key": credentials.authority.key,
+        "ca.crt": authorities.current.certificate,
+        "ca.key": authorities.current.key,
+        "next-ca.crt": authorities.coming.certificate,
+        "next-ca.key": authorities.coming.key,
+        "previous-ca.crt": authorities.former,
         "tls.crt": credentials.serving.certificate,
         "tls.key": credentials.serving.key,
         "term": str(credentials.term).encode(),
     }
-    return {key: base64.b64encode(value).decode() for key, value in fields.items()}
+    return {key: base64.b64encode(value).decode() for key, value in fields.items() if value}

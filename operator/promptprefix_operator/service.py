@@ -5,132 +5,110 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import structlog
+from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
+from prometheus_client import CollectorRegistry
 
 from promptprefix_operator.api_server import ApiServer, connection_of
 from promptprefix_operator.certificates import service_names
 from promptprefix_operator.control_api import ControlApi, control_application
+from promptprefix_operator.crd_check import check_crd
 from promptprefix_operator.credentials import CredentialStore
 from promptprefix_operator.health import Health, health_application, health_of
 from promptprefix_operator.leader import Leader, assemble, utc_now
 from promptprefix_operator.leadership import Leadership, Times
 from promptprefix_operator.metrics import Metrics
-from promptprefix_operator.serving import listen
-from promptprefix_operator.serving_certificate import CertificateFiles, ServingCertificate
+from promptprefix_operator.ports import Ports
 from promptprefix_operator.settings import Settings
 from promptprefix_operator.trust import Trust
+from promptprefix_operator.webhook_trust import WebhookTrust
 
 _STALE_PASSES = 4
 """A pass older than this many resyncs means that the loop hangs."""
+
+MakeWebhook = Callable[[CollectorRegistry], web.Application]
+"""Builds the webhook's application, which counts in the registry."""
 
 log = structlog.get_logger(__name__)
 
 
 class Operator:
-    """Runs until it is stopped. ``ports`` are those that it listens on, once ``listening`` is set.
-
-    ``ready``: it leads and answers.
-    """
+    """Runs until it is stopped. ``ready`` is set once it leads and answers."""
 
     def __init__(
-        self, settings: Settings, configuration: Configuration, times: Times | None = None
+        self,
+        settings: Settings,
+        configuration: Configuration,
+        *,
+        webhook: MakeWebhook | None = None,
+        times: Times | None = None,
     ) -> None:
         self._settings = settings
         self._configuration = configuration
+        self._webhook = webhook
         self._times = times or Times(settings.lease_seconds)
         self._metrics = Metrics()
-        self._certificate = ServingCertificate()
         self._leader: Leader | None = None
         self._led_since: float | None = None
         self._leadership: Leadership | None = None
+        self.ports = Ports(settings)
         self.stop = asyncio.Event()
-        self.listening = asyncio.Event()
         self.ready = asyncio.Event()
-        self.control_port = 0
-        self.metrics_port = 0
 
     async def run(self) -> None:
-        """Serve until ``stop`` is set, the lead is lost, or kopf ends by a signal or an error."""
+        """Serve until ``stop`` is set, the lead is lost, or kopf ends by a signal or an error.
+
+        Raises `CrdTooOldError`.
+        """
         async with AsyncExitStack() as stack:
             api = ApiServer(self._configuration)
             stack.push_async_callback(api.close)
             await first_of(self._serve(api, stack), self.stop.wait())
 
     async def _serve(self, api: ApiServer, stack: AsyncExitStack) -> None:
-        settings = self._settings
+        settings, ports, registry = self._settings, self.ports, self._metrics.registry
         if settings.leader_election:
             self._leadership = self._candidate(api)
-        self.metrics_port = await listen(
-            stack,
-            health_application(self._metrics.registry, self._health),
-            settings.metrics_host,
-            settings.metrics_port,
-        )
-        async with asyncio.TaskGroup() as group:
-            listening = group.create_task(self._listen(stack))
-            keeping = group.create_task(self._keep_certificate(api))
-            await self._stand(api, keeping)
-            listening.cancel()
-            keeping.cancel()
+            api = api.fenced(self._leadership.seconds_left)
+        trust = self._trust(api) if settings.keeps_authority else None
+        await ports.open_health(stack, health_application(registry, self._health))
+        webhook = self._webhook(registry) if self._webhook is not None else None
+        control = control_application(self._control)
+        works = [
+            self._stand(api, trust),
+            _beside(ports.open_rest(stack, control, webhook)),
+            _beside(ports.keep_files()),
+        ]
+        if trust is not None:
+            works.append(_beside(trust.follow()))
+        await first_of(*works)
 
-    async def _listen(self, stack: AsyncExitStack) -> None:
-        """Open the ports once there is a certificate."""
-        settings = self._settings
-        await self._certificate.loaded.wait()
-        self.control_port = await listen(
-            stack,
-            control_application(self._control),
-            settings.listen_host,
-            settings.listen_port,
-            self._certificate.context,
-        )
-        self.listening.set()
-        log.info("listening", control_port=self.control_port, metrics_port=self.metrics_port)
-
-    async def _keep_certificate(self, api: ApiServer) -> None:
-        """Serve the certificate that somebody else keeps: files, or the leader."""
-        certificate, key = self._settings.tls_cert_file, self._settings.tls_key_file
-        if certificate is not None and key is not None:
-            await CertificateFiles(certificate, key, self._certificate).keep()
-        else:
-            await self._trust(api).follow()
-
-    async def _stand(self, api: ApiServer, keeping: asyncio.Task[None]) -> None:
+    async def _stand(self, api: ApiServer, trust: Trust | None) -> None:
         """Wait for the lead and act for as long as it lasts."""
         leadership = self._leadership
+        await check_crd(api)
         if leadership is None:
-            await self._lead(api, keeping)
+            await self._lead(api, trust)
             return
         try:
             await leadership.win()
-            fenced = api.fenced(leadership.seconds_left)
-            await first_of(self._lead(fenced, keeping), self._hold(leadership))
+            await first_of(self._lead(api, trust), _hold(leadership))
         finally:
             leadership.resign()
             self._metrics.leader.set(0)
             await leadership.release()
 
-    async def _hold(self, leadership: Leadership) -> None:
-        reason = await leadership.hold()
-        leadership.resign()
-        log.error("the lead is lost: this process ends, to start anew as a standby", reason=reason)
-
-    async def _lead(self, api: ApiServer, keeping: asyncio.Task[None]) -> None:
-        """Do the leader's work until it is told to stop. ``api`` writes only while it may."""
+    async def _lead(self, api: ApiServer, trust: Trust | None) -> None:
+        """Do the leader's work until it is told to stop."""
         settings = self._settings
         self._led_since = time.monotonic()
         self._metrics.leader.set(1)
-        trust = None
-        term = int(time.time())
-        if settings.tls_cert_file is None:
-            keeping.cancel()  # the one who renews has no need to follow
-            trust = self._trust(api)
-            term = await trust.lead()
-        await self.listening.wait()
+        term = int(time.time()) if trust is None else await trust.lead()
+        await self.ports.answering.wait()
         leader = assemble(
             settings, api, term, self._metrics, lambda: connection_of(self._configuration)
         )
@@ -140,8 +118,8 @@ class Operator:
             self.ready.set()
             log.info(
                 "serving",
-                control_port=self.control_port,
-                metrics_port=self.metrics_port,
+                control_port=self.ports.control,
+                metrics_port=self.ports.metrics,
                 namespaces=settings.namespaces,
                 term=term,
             )
@@ -160,7 +138,7 @@ class Operator:
     def _health(self) -> Health:
         led, leader = self._led_since, self._leader
         return health_of(
-            listening=self.listening.is_set(),
+            listening=self.ports.open.is_set(),
             led_seconds=None if led is None else time.monotonic() - led,
             pass_age=None if leader is None else leader.controller.pass_age,
             limit_seconds=_STALE_PASSES * self._settings.resync_seconds,
@@ -181,13 +159,20 @@ class Operator:
 
     def _trust(self, api: ApiServer) -> Trust:
         settings = self._settings
-        names = {
-            *service_names(settings.service_name, settings.own_namespace),
-            *settings.serving_names,
-        }
-        store = CredentialStore(api, settings.own_namespace, names)
-        namespaces = {*settings.namespaces, settings.own_namespace}
-        return Trust(api, store, namespaces, utc_now, self._certificate)
+        own, configuration = settings.own_namespace, settings.webhook_configuration
+        names = {*service_names(settings.service_name, own), *settings.serving_names}
+        webhooks = None
+        if configuration and settings.webhook_cert_file is None:
+            names |= set(service_names(settings.webhook_service_name, own))
+            webhooks = WebhookTrust(api, configuration)
+        return Trust(
+            api=api,
+            store=CredentialStore(api, own, names),
+            namespaces={*settings.namespaces, own},
+            now=utc_now,
+            serving=self.ports.own,
+            webhooks=webhooks,
+        )
 
 
 async def first_of(*works: Awaitable[object]) -> None:
@@ -202,3 +187,15 @@ async def first_of(*works: Awaitable[object]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
+
+
+async def _beside(work: Awaitable[object]) -> None:
+    """Do ``work`` beside others: its failure ends them, its end does not."""
+    await work
+    await asyncio.Event().wait()
+
+
+async def _hold(leadership: Leadership) -> None:
+    reason = await leadership.hold()
+    leadership.resign()
+    log.warning("the lead is lost: this process ends, to start anew as a standby", reason=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from promptprefix_operator.injection.options import InjectionOptions, PullPolicy, default_resources
 
 _NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 
@@ -20,8 +23,24 @@ def _split(value: object) -> object:
     return value
 
 
+def _parse(value: object) -> object:
+    """Read JSON; an empty value is an unset one."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return default_resources()
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError("is not JSON") from error
+
+
 Name = Annotated[str, Field(pattern=rf"^{_NAME}$")]
 Names = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_split)]
+
+
+Quantities = dict[str, str | int | float]
+Resources = Annotated[dict[str, Quantities], NoDecode, BeforeValidator(_parse)]
 
 
 class Settings(BaseSettings):
@@ -54,6 +73,23 @@ class Settings(BaseSettings):
     """A leader that is gone without a word is followed this long after its last renewal."""
     identity: str = Field(default_factory=socket.gethostname, min_length=1, max_length=200)
     """Name of this replica in the Lease; a part that no other process has is added."""
+    webhook_configuration: Annotated[str, Field(pattern=rf"^({_NAME})?$")] = ""
+    """MutatingWebhookConfiguration that sends pods here; without one there is no webhook port."""
+    webhook_service_name: Name = "promptprefix-webhook"
+    """Service through which the API server reaches it; in the serving certificate."""
+    webhook_host: str = "0.0.0.0"  # noqa: S104 - the API server is elsewhere
+    webhook_port: int = Field(default=9443, ge=0, le=65_535)
+    webhook_cert_file: Path | None = None
+    webhook_key_file: Path | None = None
+    """The webhook's certificate that somebody else keeps, who then also keeps ``caBundle``."""
+    sidecar_image: str = ""
+    plugin_image: str = ""
+    image_pull_policy: PullPolicy = "IfNotPresent"
+    """What injected pods get."""
+    control_url: Annotated[str, Field(pattern=r"^(https://[^/\s]+)?$")] = ""
+    """Where injected sidecars find the control API."""
+    sidecar_resources: Resources = Field(default_factory=default_resources)
+    """Resources of each injected container, JSON as in a manifest."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     resync_seconds: float = Field(default=30.0, gt=0)
     """At least this often everything is planned again."""
@@ -66,7 +102,33 @@ class Settings(BaseSettings):
     def _whole(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file must be given together")
+        if (self.webhook_cert_file is None) != (self.webhook_key_file is None):
+            raise ValueError("webhook_cert_file and webhook_key_file must be given together")
+        if unknown := self.sidecar_resources.keys() - {"requests", "limits"}:
+            raise ValueError(f"sidecar_resources: {', '.join(unknown)}: not requests or limits")
+        if self.webhook_configuration:
+            for name in ("sidecar_image", "plugin_image", "control_url"):
+                if not getattr(self, name):
+                    raise ValueError(f"{name} must be set where webhook_configuration is")
         for account in self.router_service_accounts:
             if not re.fullmatch(f"{_NAME}/{_NAME}", account):
                 raise ValueError(f"router_service_accounts: {account!r} is not namespace/name")
         return self
+
+    @property
+    def injection(self) -> InjectionOptions:
+        """Return what the webhook needs to know."""
+        return InjectionOptions(
+            sidecar_image=self.sidecar_image,
+            plugin_image=self.plugin_image,
+            control_url=self.control_url,
+            namespaces=frozenset(self.namespaces),
+            pull_policy=self.image_pull_policy,
+            resources=dict(self.sidecar_resources),
+        )
+
+    @property
+    def keeps_authority(self) -> bool:
+        """Whether any port serves a certificate of our own."""
+        webhook = bool(self.webhook_configuration) and self.webhook_cert_file is None
+        return self.tls_cert_file is None or webhook

@@ -12,10 +12,11 @@ import structlog
 from promptprefix.wire import CA_CONFIG_MAP, CA_KEY
 from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.backoff import Backoff
-from promptprefix_operator.credentials import SECRET, Credentials, CredentialStore
+from promptprefix_operator.credentials import SECRET, CredentialStore
 from promptprefix_operator.serving_certificate import ServingCertificate
+from promptprefix_operator.webhook_trust import WebhookTrust
 
-CHECK_SECONDS = 60.0
+CHECK_SECONDS = 30.0
 FIRST_SECONDS = 1.0
 _NOT_FOUND = 404
 
@@ -23,9 +24,10 @@ log = structlog.get_logger(__name__)
 
 
 class Trust:
-    """Loads the served certificate, and publishes the CA to the ConfigMaps of ``namespaces``.
+    """Loads the served certificate, and publishes the CA.
 
-    The ConfigMaps exist beforehand, so that the operator needs to get and patch one name only.
+    It goes to the ConfigMaps of ``namespaces``, which exist beforehand, so that the operator needs
+    to get and patch one name only, and to the ``webhooks`` if there are any.
     """
 
     def __init__(
@@ -35,15 +37,20 @@ class Trust:
         namespaces: Collection[str],
         now: Callable[[], datetime],
         serving: ServingCertificate,
+        webhooks: WebhookTrust | None = None,
     ) -> None:
         self._api = api
         self._store = store
         self._namespaces = sorted(set(namespaces))
         self._now = now
         self._serving = serving
+        self._webhooks = webhooks
+        self._published = b""
+        self._leads = False
 
     async def lead(self) -> int:
         """Load the certificate and return this operator's term; tries until it can."""
+        self._leads = True
         backoff = Backoff()
         while True:
             try:
@@ -63,14 +70,18 @@ class Trust:
             return credentials.term
 
     async def follow(self) -> None:
-        """Load what the leader made, for ever; nothing is written."""
-        while True:
+        """Load what the leader makes, until this operator leads; nothing is written."""
+        while not self._leads:
             try:
-                self._serving.load((await self._store.read()).serving)
+                credentials = await self._store.read()
+                if not self._leads and credentials.serving.certificate:
+                    self._serving.load(credentials.serving)
             except ApiError as error:
                 log.error("the Secret with the certificate can't be read", error=str(error))
-            except ssl.SSLError:
-                pass  # no leader has filled it yet
+            except ssl.SSLError as error:
+                log.error(
+                    "the Secret's certificate is unfit; a leader replaces it", error=str(error)
+                )
             known = self._serving.loaded.is_set()
             await asyncio.sleep(CHECK_SECONDS if known else FIRST_SECONDS)
 
@@ -86,16 +97,20 @@ class Trust:
 
     async def _check(self) -> bool:
         try:
-            credentials = await self._store.renew(self._now())
+            credentials = await self._store.renew(self._now(), self._published)
         except ApiError as error:
             log.error("the control API's certificate can't be renewed", error=str(error))
             return False
-        self._load(credentials)
+        self._serving.load(credentials.serving)
+        bundle = credentials.authorities.bundle
         results = [
-            await self._publish(namespace, credentials.authority.certificate.decode())
-            for namespace in self._namespaces
+            await self._publish(namespace, bundle.decode()) for namespace in self._namespaces
         ]
-        return all(results)
+        if self._webhooks is not None:
+            results.append(await self._webhooks.publish(bundle))
+        done = all(results)
+        self._published = bundle if done else b""
+        return done
 
     async def _publish(self, namespace: str, certificate: str) -> bool:
         path = f"/api/v1/namespaces/{namespace}/configmaps/{CA_CONFIG_MAP}"
@@ -115,6 +130,3 @@ class Trust:
             )
             return False
         return True
-
-    def _load(self, credentials: Credentials) -> None:
-        self._serving.load(credentials.serving)

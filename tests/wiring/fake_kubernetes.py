@@ -10,9 +10,12 @@ import attrs
 import jsonpatch
 from kmock import KubernetesEmulator
 
+from promptprefix.crd import root_schema
+from promptprefix.resource import GROUP, KIND, VERSION
 from promptprefix.wire import AUDIENCE
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+OPENAPI_PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 
 
 @attrs.define(kw_only=True)
@@ -24,6 +27,8 @@ class ApiServer(KubernetesEmulator):
     async def _handle(self, request: Any) -> aiohttp.web.StreamResponse:
         if request.url.path == TOKEN_REVIEWS:
             return aiohttp.web.json_response(_reviewed(request.data))
+        if request.url.path == OPENAPI_PATH:
+            return aiohttp.web.json_response(_openapi())
         if request.method.value.upper() in ("POST", "PUT", "PATCH") and request.resource:
             self.version += 1
             try:
@@ -63,3 +68,9 @@ def _reviewed(review: Any) -> dict[str, Any]:
         "extra": {f"authentication.kubernetes.io/{k}": v for k, v in extra.items()},
     }
     return {"status": {"authenticated": bool(account), "audiences": [AUDIENCE], "user": user}}
+
+
+def _openapi() -> dict[str, Any]:
+    kinds = [{"group": GROUP, "kind": KIND, "version": VERSION}]
+    schema = {**root_schema(), "x-kubernetes-group-version-kind": kinds}
+    return {"components": {"schemas": {"prefix": schema}}}

@@ -112,7 +112,7 @@ async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
         resync_seconds=1.0,
     ).model_copy(update=changed)
     operator = Operator(
-        settings, Configuration(host=str(api.url).rstrip("/")), Times(lease=3, retry=0.05)
+        settings, Configuration(host=str(api.url).rstrip("/")), times=Times(lease=3, retry=0.05)
     )
     task = asyncio.create_task(operator.run())
     ready = asyncio.create_task(operator.ready.wait())
@@ -133,7 +133,7 @@ class Client:
         secret = api.objects["v1/secrets", "system", "promptprefix-operator-tls"]
         authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
         self._context = ssl.create_default_context(cadata=authority)
-        self._url = f"https://127.0.0.1:{operator.control_port}"
+        self._url = f"https://127.0.0.1:{operator.ports.control}"
         self._headers = {"Authorization": f"Bearer {token}"}
 
     async def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
@@ -285,7 +285,7 @@ def status_writes(api: ApiServer) -> int:
 
 
 async def counted(operator: Operator, name: str) -> float:
-    url = f"http://127.0.0.1:{operator.metrics_port}/metrics"
+    url = f"http://127.0.0.1:{operator.ports.metrics}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         lines = (await answer.text()).splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))

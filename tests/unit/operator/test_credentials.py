@@ -1,4 +1,4 @@
-"""CA and serving certificate: made, agreed on, renewed, and good for TLS."""
+"""The Secret: made, agreed on, renewed, and good for TLS."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from promptprefix_operator.credentials import (
     credentials_of,
     data_of,
 )
+from promptprefix_operator.rotation import Authorities
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 NAMES = (*service_names("operator", "system"), "127.0.0.1")
@@ -38,7 +39,7 @@ def test_the_pair_serves_tls_under_its_names_and_no_other(tmp_path: Path) -> Non
     file.write_bytes(MADE.serving.key + MADE.serving.certificate)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(file)
-    client = ssl.create_default_context(cadata=MADE.authority.certificate.decode())
+    client = ssl.create_default_context(cadata=MADE.authorities.current.certificate.decode())
     for name in NAMES:
         _shake_hands(client, server, name)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -65,6 +66,19 @@ def test_what_is_fit_stays() -> None:
     assert credentials_of(data_of(MADE)) == MADE
 
 
+def test_all_authorities_are_kept() -> None:
+    rotating = replace(
+        MADE, authorities=Authorities(MADE.authorities.current, MADE.serving, b"former")
+    )
+    assert credentials_of(data_of(rotating)) == rotating
+
+
+async def test_a_standby_reads_and_writes_nothing() -> None:
+    api = Api(data_of(MADE))
+    assert await store(api).read() == MADE
+    assert api.writes == 0
+
+
 @pytest.mark.parametrize(
     ("found", "names", "after", "same_authority"),
     [
@@ -73,13 +87,13 @@ def test_what_is_fit_stays() -> None:
         (replace(MADE, serving=Pair(b"", b"")), NAMES, timedelta(), True),
         (replace(MADE, serving=Pair(b"nonsense", b"nonsense")), NAMES, timedelta(), True),
         (
-            replace(MADE, serving=replace(MADE.serving, key=MADE.authority.key)),
+            replace(MADE, serving=replace(MADE.serving, key=MADE.authorities.current.key)),
             NAMES,
             timedelta(),
             True,
         ),
-        (MADE, NAMES, AUTHORITY_LIFE * 0.95, False),
-        (replace(MADE, authority=Pair(b"", b"")), NAMES, timedelta(), False),
+        (MADE, NAMES, AUTHORITY_LIFE, False),
+        (replace(MADE, authorities=Authorities()), NAMES, timedelta(), False),
     ],
 )
 def test_what_is_unfit_is_replaced(
@@ -87,10 +101,10 @@ def test_what_is_unfit_is_replaced(
 ) -> None:
     made = complete(found, names, NOW + after, new_term=False)
     assert made.serving != found.serving
-    assert (made.authority == found.authority) == same_authority
+    assert (made.authorities == found.authorities) == same_authority
     certificate = x509.load_pem_x509_certificate(made.serving.certificate)
     certificate.verify_directly_issued_by(
-        x509.load_pem_x509_certificate(made.authority.certificate)
+        x509.load_pem_x509_certificate(made.authorities.current.certificate)
     )
     assert complete(made, names, NOW + after, new_term=False) == made
 
@@ -133,7 +147,7 @@ def store(api: Api) -> CredentialStore:
 async def test_two_starts_agree_on_one_authority() -> None:
     api = Api({}, meanwhile=data_of(MADE))
     found = await store(api).lead(NOW)
-    assert (found.authority, found.serving) == (MADE.authority, MADE.serving)
+    assert (found.authorities, found.serving) == (MADE.authorities, MADE.serving)
     assert found.term == MADE.term + 1
     assert credentials_of(api.secret["data"]) == found
 
