@@ -20,7 +20,7 @@ _LOCAL_NAMES: Final = ("localhost", "ip6-localhost")
 
 @dataclass(frozen=True)
 class Access:
-    """url: the engine's, a value of the sidecar's environment, which has `POD_IP_VARIABLE` before it.
+    """url: the engine's, a value of the sidecar's environment, where `POD_IP_VARIABLE` comes first.
 
     variables: further entries of that environment, with the key and the time zone.
     loopback: the engine is asked over the loopback interface.

@@ -13,7 +13,7 @@ from typing import Final
 from promptprefix_operator.injection.environment import Environment
 from promptprefix_operator.injection.flags import Flags, flags_of
 from promptprefix_operator.injection.pod import Container
-from promptprefix_operator.injection.shell import POSITIONAL, assigns, server_words
+from promptprefix_operator.injection.shell import POSITIONAL, assigned_names, server_words
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _SCRIPT_FLAG: Final = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
@@ -102,8 +102,8 @@ def _script(words: Sequence[str]) -> int | None:
 
 
 def _scripted(words: list[str], script: int, environment: Environment, text: str) -> Command:
-    found = server_words(words[script], environment.values.get)
-    sets = assigns(words[script], "PYTHONPATH")
+    found = server_words(words[script], environment.get)
+    sets = "PYTHONPATH" in assigned_names(words[script])
     if found is None:
         return Command(Start.OTHER, tuple(words), extensible=False, sets_pythonpath=sets, text=text)
     # The word after the script is $0.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from promptprefix import annotations as marks
 from promptprefix_operator.injection.command import Command, Start, command_of
-from promptprefix_operator.injection.environment import Environment, environment_of
+from promptprefix_operator.injection.environment import Allowance, Environment, environment_of
 from promptprefix_operator.injection.flags import Flags
 from promptprefix_operator.injection.pod import Container, Pod
 
@@ -50,7 +50,8 @@ class Engine:
 
 def find_engine(pod: Pod) -> Engine | str:
     """Return the pod's engine, or why there is none or more than one."""
-    engines = [_engine(pod, index) for index in range(len(pod.spec.containers))]
+    allowance = Allowance()
+    engines = [_engine(pod, index, allowance) for index in range(len(pod.spec.containers))]
     wanted = pod.metadata.annotations.get(marks.CONTAINER)
     if wanted is not None:
         named = [each for each in engines if each.container.name == wanted]
@@ -79,9 +80,9 @@ def find_engine(pod: Pod) -> Engine | str:
     )
 
 
-def _engine(pod: Pod, index: int) -> Engine:
+def _engine(pod: Pod, index: int, allowance: Allowance) -> Engine:
     container = pod.spec.containers[index]
-    environment = environment_of(container, pod)
+    environment = environment_of(container, pod, allowance)
     return Engine(index, container, environment, command_of(container, environment))
 
 

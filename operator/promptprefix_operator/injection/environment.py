@@ -5,22 +5,41 @@ by those that stand earlier in ``env``. ``$$`` is one dollar, and an unknown ref
 is. (``makeEnvironmentVariables`` of the kubelet, ``expansion.Expand``.)
 
 Where a value comes from elsewhere (a Secret, the pod's address) a text holds a mark in its place,
-so that it can be handed on without being known.
+so that it can be handed on without being known. References can multiply a text without end, so what
+they add is bounded; beyond that they stay as they are.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from promptprefix_operator.injection.pod import Container, JsonObject, Pod
 
-_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]*)\)")
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]{0,256})\)")
 _UNKNOWN: Final = re.compile(r"\$\([A-Za-z_][-._A-Za-z0-9]*\)")
 _MARK: Final = re.compile("\0([0-9]+)\0")
 _CARRIED: Final = "PROMPTPREFIX_FROM_ENGINE_"
 """Before the name of a variable of the engine that the sidecar needs."""
+
+
+MAX_ADDED_CHARS: Final = 1_000_000
+"""What references may add to all texts of a pod."""
+
+
+class Allowance:
+    """Characters that references may still add."""
+
+    def __init__(self, characters: int = MAX_ADDED_CHARS) -> None:
+        self._left = characters
+
+    def take(self, characters: int) -> bool:
+        """Whether so many more are allowed; if so they are used up."""
+        if characters > self._left:
+            return False
+        self._left -= characters
+        return True
 
 
 @dataclass(frozen=True)
@@ -36,10 +55,17 @@ class Environment:
     values: dict[str, str]
     sources: tuple[_Source, ...]
     prefixes: tuple[str, ...]
+    allowance: Allowance = field(default_factory=Allowance, compare=False)
 
     def expand(self, text: str) -> str:
         """Return ``text`` with its references replaced, by marks where a value is not known."""
-        return _REFERENCE.sub(self._replacement, text)
+        added = sum(len(self.values.get(name, "")) for name in _REFERENCE.findall(text))
+        return _REFERENCE.sub(self._replacement, text) if self.allowance.take(added) else text
+
+    def get(self, name: str) -> str | None:
+        """Return the value of a variable, to put it in a text."""
+        value = self.values.get(name)
+        return value if value is not None and self.allowance.take(len(value)) else None
 
     def may_define(self, name: str) -> bool:
         """Whether ``envFrom`` may hold a variable that ``env`` does not."""
@@ -83,13 +109,16 @@ def has_unknown(text: str) -> bool:
     return _UNKNOWN.search(text) is not None
 
 
-def environment_of(container: Container, pod: Pod) -> Environment:
+def environment_of(
+    container: Container, pod: Pod, allowance: Allowance | None = None
+) -> Environment:
     """Read the variables of ``container``."""
+    allowance = allowance or Allowance()
     values: dict[str, str] = {}
     sources: list[_Source] = []
     for variable in container.env:
         if variable.value_from is None:
-            values[variable.name] = Environment(values, (), ()).expand(variable.value)
+            values[variable.name] = Environment(values, (), (), allowance).expand(variable.value)
             continue
         known = pod.field(variable.value_from)
         if known is None:
@@ -97,4 +126,4 @@ def environment_of(container: Container, pod: Pod) -> Environment:
             sources.append(_Source(variable.name, variable.value_from))
         values[variable.name] = known
     prefixes = tuple(source.prefix for source in container.env_from)
-    return Environment(values, tuple(sources), prefixes)
+    return Environment(values, tuple(sources), prefixes, allowance)

@@ -16,13 +16,14 @@ _SERVER: Final = re.compile(
     r"(?<![\w.-])(?:vllm\s+serve|-m\s+vllm\.entrypoints\.(?:openai\.api_server|cli\.main\s+serve))"
     r"(?=[\s\"';&|)]|$)"
 )
+_ASSIGNMENT: Final = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)=")
 _EXPANSIONS: Final = (
     r"(?P<escaped>\\.)"
     r"|(?P<double>\")"
     r"|(?P<positional>\$[@*]|\$\{[@*]\})"
-    r"|(?P<variable>\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}$`]*))?\}"
+    r"|(?P<variable>\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}$`]{0,256}))?\}"
     r"|\$(?P<plain>[A-Za-z_]\w*))"
-    r"|(?P<unknown>\$\(\([^)]*\)\)|\$\([^()]*\)|`[^`]*`|\$\{[^}]*\}|\$[(0-9?!#$-])"
+    r"|(?P<unknown>\$\(\([^)]{0,256}\)\)|\$\([^()]{0,256}\)|`[^`]{0,256}`|\$\{[^}]{0,256}\}|\$[(0-9?!#$-])"
 )
 _INSIDE: Final = re.compile(rf"{_EXPANSIONS}|(?P<text>[^\\\"$`]+|.)", re.DOTALL)
 _OUTSIDE: Final = re.compile(
@@ -48,15 +49,17 @@ def server_words(script: str, lookup: Lookup) -> tuple[str, ...] | None:
     if not found:
         return None
 
+    assigned = assigned_names(text)
+
     def value(name: str) -> str | None:
-        return None if assigns(text, name) else lookup(name)
+        return None if name in assigned else lookup(name)
 
     return _Reader(value).read(text[found[-1].end() :])
 
 
-def assigns(script: str, name: str) -> bool:
-    """Whether ``script`` sets a variable."""
-    return re.search(rf"(?<![\w$-]){re.escape(name)}=", script) is not None
+def assigned_names(script: str) -> frozenset[str]:
+    """Return the names of the variables that ``script`` sets."""
+    return frozenset(_ASSIGNMENT.findall(script))
 
 
 class _Reader:
