@@ -23,9 +23,6 @@
   {{- end }}
 {{- end }}
 {{- range $index, $variable := .Values.engine.env }}
-  {{- if and (eq $variable.name "PYTHONPATH") $variable.valueFrom $values.warming.enabled }}
-    {{- fail (printf "engine.env[%d]: PYTHONPATH needs a plain value, because the plugin's folder is put in front of it" $index) }}
-  {{- end }}
   {{- if and (eq $variable.name "VLLM_API_KEY") $values.warming.enabled }}
     {{- fail (printf "engine.env[%d]: VLLM_API_KEY is not allowed here; use apiKey.existingSecret, so that the sidecar gets it too" $index) }}
   {{- end }}

@@ -88,7 +88,18 @@ the user's name, which an arbitrary user id may not have.
 {{- end }}
 {{- if include "warm-vllm.explicit" . }}
 - {name: PROMPTPREFIX_KEY_FILE, value: /run/promptprefix/key/key}
-- {name: PYTHONPATH, value: /opt/promptprefix}
+- {name: PYTHONPATH, value: {{ include "warm-vllm.engine.pythonPath" . | quote }}}
+{{- end }}
+{{- end }}
+
+{{/*
+The plugin's folder, and behind it what envFrom may say: the kubelet leaves a reference to an unknown
+variable as it is, and Python passes over a folder that does not exist.
+*/}}
+{{- define "warm-vllm.engine.pythonPath" -}}
+/opt/promptprefix
+{{- range .Values.engine.envFrom }}
+  {{- if hasPrefix (.prefix | default "") "PYTHONPATH" }}:$(PYTHONPATH){{ break }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -105,8 +116,13 @@ the user's name, which an arbitrary user id may not have.
   {{- end }}
 {{- end }}
 {{- range .Values.engine.env }}
-  {{- if and (eq .name "PYTHONPATH") .value (include "warm-vllm.explicit" $) }}
-    {{- $result = append $result (dict "name" "PYTHONPATH" "value" (printf "/opt/promptprefix:%s" .value)) }}
+  {{- if and (eq .name "PYTHONPATH") (include "warm-vllm.explicit" $) }}
+    {{- $path := .value | default "" }}
+    {{- with .valueFrom }}
+      {{- $path = "$(PROMPTPREFIX_PYTHONPATH)" }}
+      {{- $result = append $result (dict "name" "PROMPTPREFIX_PYTHONPATH" "valueFrom" .) }}
+    {{- end }}
+    {{- $result = append $result (dict "name" "PYTHONPATH" "value" (list "/opt/promptprefix" $path | compact | join ":")) }}
   {{- else }}
     {{- $result = append $result . }}
   {{- end }}
