@@ -1,0 +1,1 @@
+"""The installation as a user does it, on the real node: Helm, injection, GitOps, upgrade, end."""

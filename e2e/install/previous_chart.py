@@ -1,0 +1,50 @@
+"""The chart before this one, for upgrades as users meet them."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = "charts/promptprefix"
+_VERSION = re.compile(r"^version: (\S+)$", re.MULTILINE)
+
+
+def previous_chart(folder: Path) -> tuple[Path, str]:
+    """Write the newest committed chart of another version into ``folder``.
+
+    Returns its folder and its version. Before there are two versions it is this chart under the
+    version 0.0.0.
+    """
+    now = _version((ROOT / CHART / "Chart.yaml").read_text())
+    for commit in _git("log", "--format=%H", "--", f"{CHART}/Chart.yaml").split():
+        then = _version(_git("show", f"{commit}:{CHART}/Chart.yaml"))
+        if then != now:
+            archive = subprocess.run(
+                ["git", "archive", commit, CHART], cwd=ROOT, capture_output=True, check=True
+            ).stdout
+            with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+                opened.extractall(folder, filter="data")
+            return folder / CHART, then
+    copy = folder / "promptprefix"
+    shutil.copytree(ROOT / CHART, copy)
+    manifest = copy / "Chart.yaml"
+    manifest.write_text(_VERSION.sub("version: 0.0.0", manifest.read_text()))
+    return copy, "0.0.0"
+
+
+def _version(manifest: str) -> str:
+    found = _VERSION.search(manifest)
+    if found is None:
+        raise ValueError(f"{CHART}/Chart.yaml has no version")
+    return found[1]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
