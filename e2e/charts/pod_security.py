@@ -1,6 +1,7 @@
 """The restricted Pod Security Standard, and what this project asks of its pods beyond it.
 
-Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/ (baseline and restricted).
+Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/, levels baseline and
+restricted.
 """
 
 from __future__ import annotations

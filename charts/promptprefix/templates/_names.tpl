@@ -2,7 +2,7 @@
 
 {{- define "promptprefix.selectorLabels" -}}
 app.kubernetes.io/name: promptprefix
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .router }}
 promptprefix.dev/router: {{ . }}

@@ -57,7 +57,7 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "promptprefix.labels" . | nindent 4 }}
 spec:
@@ -67,4 +67,22 @@ spec:
   selector:
     matchLabels:
       {{- include "promptprefix.selectorLabels" . | nindent 6 }}
+{{- end }}
+
+{{/* A container's variables: {own: the chart's, as YAML, extra: the user's, path: where those stand}. */}}
+{{- define "promptprefix.env" -}}
+{{- .own }}
+{{- $names := list }}
+{{- range .own | fromYamlArray }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range .extra }}
+{{- if has .name $names }}
+{{- fail (printf "%s: %s stands twice, or the chart sets it by a value of its own" $.path .name) }}
+{{- end }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}

@@ -22,7 +22,4 @@
   value: {{ $values.healthIntervalSeconds | quote }}
 - name: PROMPTPREFIX_IDLE_TIMEOUT_S
   value: {{ int64 $values.idleTimeoutSeconds | quote }}
-{{- with $values.extraEnv }}
-{{ toYaml . }}
-{{- end }}
 {{- end }}
