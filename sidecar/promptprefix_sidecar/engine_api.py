@@ -188,8 +188,7 @@ class EngineApi:
         except httpx.TimeoutException as error:
             raise EngineTimeoutError(f"the engine did not answer {path} in time") from error
         except httpx.HTTPError as error:
-            kind = type(error).__name__
-            raise EngineUnreachableError(f"the engine can't be reached ({kind})") from error
+            raise EngineUnreachableError(f"the engine can't be reached ({_why(error)})") from error
         if response.status_code != httpx.codes.OK:
             raise EngineRefusedError(response.status_code, path)
         return response
@@ -201,6 +200,14 @@ class EngineApi:
             return {"authorization": self._authorization()}
         except BearerError as error:
             raise EngineError(f"the engine's API key {error}") from error
+
+
+def _why(error: httpx.HTTPError) -> str:
+    """Return what hinders a connection; a failure after that is named by its kind alone."""
+    cause: BaseException = error
+    while isinstance(error, httpx.ConnectError) and cause.__context__ is not None:
+        cause = cause.__context__
+    return str(cause) if cause is not error and str(cause) else type(error).__name__
 
 
 def _parse(model: type[M], response: httpx.Response) -> M:

@@ -33,6 +33,7 @@ class Watcher:
         self._restarted = restarted
         self._timeouts = 0
         self._outages = 0
+        self._problem = ""
 
     async def run(self, interval_s: float) -> None:
         """Look again and again."""
@@ -59,15 +60,22 @@ class Watcher:
             if self._timeouts <= TOLERATED_TIMEOUTS:
                 return before
             return replace(before, healthy=False)
-        except EngineUnreachableError:
+        except EngineUnreachableError as error:
             self._outages += before.healthy
+            self._note(str(error))
             return replace(before, healthy=False)
         except EngineError as error:
-            if before.healthy:
-                log.warning("engine not healthy", error=str(error))
+            self._note(str(error))
             return replace(before, healthy=False)
         self._timeouts = 0
+        self._problem = ""
         return view
+
+    def _note(self, problem: str) -> None:
+        """Log a problem once, however long it lasts."""
+        if problem != self._problem:
+            log.warning("engine not healthy", error=problem)
+        self._problem = problem
 
     async def _observed(self, before: EngineView) -> EngineView:
         await self._engine.check_health()

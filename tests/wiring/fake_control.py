@@ -79,6 +79,13 @@ class FakeControl:
                             return placement
                 await self._changed.wait()
 
+    async def reported(self, condition: Callable[[SidecarState], object]) -> SidecarState:
+        """Wait for a report that satisfies a condition."""
+        async with asyncio.timeout(10), self._changed:
+            while not self.states or not condition(self.states[-1]):
+                await self._changed.wait()
+            return self.states[-1]
+
     async def gone(self, placement_id: str) -> None:
         """Wait until a placement is no longer reported."""
         async with self._changed:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
 
+from e2e.loopback_tls import LoopbackAuthority
+from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
@@ -20,7 +23,12 @@ from promptprefix_router.load_reader import LoadReader
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.route_watcher import OLD_LEADER_LIMIT, Backoff, RouteWatcher
+from promptprefix_router.route_watcher import (
+    OLD_LEADER_LIMIT,
+    Backoff,
+    RouteWatcher,
+    control_client,
+)
 from promptprefix_router.routes import Routes
 
 ENDPOINT = RouteEndpoint(
@@ -84,10 +92,17 @@ class Operator:
         return httpx.AsyncClient(transport=transport, base_url="https://operator")
 
 
-async def follow(operator: Operator, recorder: Recorder, token: Path) -> None:
+async def follow(
+    operator: Operator, recorder: Recorder, token: Path, pauses: list[float] | None = None
+) -> None:
     """Run a watcher until the operator's script ends."""
+
+    async def sleep(seconds: float) -> None:
+        if pauses is not None:
+            pauses.append(seconds)
+
     watcher = RouteWatcher(
-        operator.connect, token, recorder, recorder, Backoff(first_s=0.001, most_s=0.002)
+        operator.connect, token, recorder, recorder, Backoff(first_s=0.001, most_s=0.002), sleep
     )
     task = asyncio.create_task(watcher.run())
     async with asyncio.timeout(10):
@@ -200,6 +215,77 @@ async def test_terms_that_start_anew_are_accepted_at_last(token: Path) -> None:
     asked = [request.url.params.get("term") for request in operator.asked]
     assert asked == [None, *["5"] * OLD_LEADER_LIMIT, None, "1"]
     assert recorder.results[1] == "old-leader"
+
+
+async def test_a_standbys_answer_leads_to_a_new_connection_at_once(token: Path) -> None:
+    operator = Operator(
+        answer(route_table(1)), httpx.Response(421), httpx.Response(421), httpx.Response(204)
+    )
+    recorder, pauses = Recorder(), list[float]()
+    await follow(operator, recorder, token, pauses)
+    assert recorder.results == ["table", "unchanged"]
+    assert operator.connections == 3
+    assert pauses == [0.0, 0.0]
+    assert operator.asked[-1].url.params["number"] == "1"
+
+
+async def test_when_nobody_leads_the_routes_stay_and_it_is_said_once(
+    token: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standbys = [httpx.Response(421) for _ in range(OUTAGE + 1)]
+    operator = Operator(answer(route_table(1)), *standbys, httpx.Response(204))
+    recorder, pauses = Recorder(), list[float]()
+    await follow(operator, recorder, token, pauses)
+    assert recorder.results == ["table", "standby", "standby", "unchanged"]
+    assert pauses[:REDIALS_AT_ONCE] == [0.0] * REDIALS_AT_ONCE
+    assert all(0 < pause <= MAX_PAUSE_S for pause in pauses[REDIALS_AT_ONCE:])
+    log = capsys.readouterr().out
+    assert log.count("no operator leads") == log.count("operator is back") == 1
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_each_redial_is_a_new_tcp_connection(
+    tmp_path: Path, token: Path, close: bool
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    peers: list[int] = []
+    ended = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        peers.append(request.transport.get_extra_info("peername")[1])
+        if len(peers) == 5:
+            ended.set()
+            await asyncio.get_running_loop().create_future()
+        if len(peers) in (2, 3):
+            standby = web.Response(status=421)
+            if close:
+                standby.force_close()
+            return standby
+        return web.Response(text=route_table(len(peers)).model_dump_json())
+
+    app = web.Application()
+    app.router.add_get("/v1/routes", serve)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=authority.server_context()).start()
+    url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    recorder = Recorder()
+    watcher = RouteWatcher(
+        lambda: control_client(url, authority.ca_file), token, recorder, recorder
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        await asyncio.wait_for(ended.wait(), 10)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await runner.cleanup()
+    first, second, third, fourth, fifth = peers
+    assert first == second  # kept until a standby answers on it
+    assert len({second, third, fourth}) == 3
+    assert fourth == fifth
+    assert recorder.results == ["table", "table"]
 
 
 def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
@@ -14,8 +15,22 @@ from aiohttp import web
 
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.payload import Payload
-from promptprefix.wire import EngineState, Revision, SidecarState, SyncRequest, SyncResponse
-from promptprefix_sidecar.control_client import ControlClient, ControlError, ControlStatusError
+from promptprefix.redial import OUTAGE, redial_pause
+from promptprefix.wire import (
+    SYNC_PATH,
+    EngineState,
+    Revision,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+)
+from promptprefix_sidecar import control_client
+from promptprefix_sidecar.control_client import (
+    ControlClient,
+    ControlError,
+    ControlStatusError,
+    StandbyError,
+)
 
 QUESTION = SyncRequest(
     state=SidecarState(engine=EngineState(healthy=True, address="10.0.0.7", port=8000))
@@ -25,19 +40,33 @@ TEXT = Payload(systemInstructions="Be brief.")
 
 @dataclass
 class FakeOperator:
-    """Answers every request with the next of ``answers``."""
+    """Answers every request with the next of ``answers``, held up while ``free`` is not set.
+
+    ``peers`` are the client's ports: one for each connection.
+    """
 
     answers: list[web.Response] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
+    peers: list[int] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    free: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.Response:
+        assert request.transport is not None
+        self.peers.append(request.transport.get_extra_info("peername")[1])
         self.seen.append((request.path, request.headers["authorization"]))
-        return self.answers.pop(0)
+        self.asked.set()
+        answer = self.answers.pop(0)
+        if request.path == SYNC_PATH:
+            await self.free.wait()
+        return answer
 
 
 @pytest.fixture
 def operator() -> FakeOperator:
-    return FakeOperator()
+    fake = FakeOperator()
+    fake.free.set()
+    return fake
 
 
 @contextlib.asynccontextmanager
@@ -57,13 +86,21 @@ async def serving(
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int, ca_file: Path, token_file: Path) -> AsyncIterator[ControlClient]:
+async def connected(
+    port: int, ca_file: Path, token_file: Path, pauses: list[float] | None = None
+) -> AsyncIterator[ControlClient]:
     def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{port}", verify=context, trust_env=False
         )
 
-    client = ControlClient(connect, ca_file=ca_file, token_file=token_file)
+    async def sleep(seconds: float) -> None:
+        if pauses is not None:
+            pauses.append(seconds)
+
+    client = ControlClient(
+        connect, ca_file=ca_file, token_file=token_file, sleep=sleep, jitter=lambda: 0.0
+    )
     try:
         yield client
     finally:
@@ -199,3 +236,110 @@ async def test_a_missing_token_is_named(tmp_path: Path) -> None:
     async with connected(9, authority.ca_file, tmp_path / "none") as client:
         with pytest.raises(ControlError, match=r"the token .*none can't be read"):
             await client.sync(QUESTION)
+
+
+def standby(*, close: bool) -> web.Response:
+    answer = web.json_response({"message": "another operator leads"}, status=421)
+    if close:
+        answer.force_close()
+    return answer
+
+
+@pytest.mark.parametrize("close", [True, False])
+async def test_a_standbys_answer_leads_to_a_new_connection_at_once(
+    operator: FakeOperator, tmp_path: Path, close: bool
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [
+        web.Response(status=204),
+        standby(close=close),
+        standby(close=close),
+        web.Response(status=204),
+        web.Response(status=204),
+    ]
+    pauses: list[float] = []
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token, pauses) as client,
+    ):
+        for _ in range(3):
+            assert await client.sync(QUESTION) is None
+    first, *redials, last = operator.peers
+    assert redials[0] == first  # the connection is kept until a standby answers on it
+    assert len({first, *redials}) == 3
+    assert redials[-1] == last  # and the leader's is kept again
+    assert pauses == [0.0, 0.0]
+
+
+async def test_a_standby_that_is_asked_for_content_does_not_end_the_long_poll(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [web.Response(status=204), standby(close=False), reply(TEXT)]
+    operator.free.clear()
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token) as client,
+    ):
+        poll = asyncio.create_task(client.sync(QUESTION))
+        await asyncio.wait_for(operator.asked.wait(), 10)
+        assert await client.content(TEXT.digest) == TEXT
+        assert not poll.done()
+        operator.free.set()
+        assert await poll is None
+    assert len(set(operator.peers)) == 3
+
+
+async def test_when_nobody_leads_the_dials_become_rare_and_an_error_says_so(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [
+        *(standby(close=True) for _ in range(2 * OUTAGE + 1)),
+        web.Response(status=204),
+        standby(close=True),
+        web.Response(status=204),
+    ]
+    pauses: list[float] = []
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token, pauses) as client,
+    ):
+        with pytest.raises(StandbyError) as caught:
+            await client.sync(QUESTION)
+        assert caught.value.kind == "standby"
+        assert pauses == [redial_pause(count, 0.0) for count in range(1, OUTAGE)]
+        with pytest.raises(StandbyError):
+            await client.sync(QUESTION)  # still nobody: said after one dial
+        with pytest.raises(StandbyError):
+            await client.content(TEXT.digest)
+        assert await client.sync(QUESTION) is None
+        assert await client.sync(QUESTION) is None
+    assert not operator.answers
+
+
+async def test_an_operator_that_says_nothing_is_left_in_time(
+    operator: FakeOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    monkeypatch.setattr(control_client, "TIMEOUT", httpx.Timeout(5.0, read=0.05))
+    operator.answers = [web.Response(status=204), web.Response(status=204)]
+    operator.free.clear()
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token) as client,
+    ):
+        with pytest.raises(ControlError) as caught:
+            await client.sync(QUESTION)
+        assert caught.value.kind == "timeout"
+        operator.free.set()
+        assert await client.sync(QUESTION) is None
+    assert len(set(operator.peers)) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from promptprefix.resource import Pinning
-from promptprefix.wire import Phase
+from promptprefix.wire import HARD_PINS, Phase
 from promptprefix_sidecar.snapshot import NEVER, PluginStatus
 
 from .fake_control import FakeControl
@@ -165,3 +165,20 @@ async def test_a_key_that_does_not_fit_gives_soft_pins(
         assert sidecar.board.snapshot.plugin.status is PluginStatus.REFUSING
     assert state.pinned is Pinning.SOFT
     assert "BadMac" in state.message
+
+
+async def test_a_restarted_engine_is_asked_for_the_plugin_again(
+    control: FakeControl, tmp_path: Path
+) -> None:
+    engine = FakeEngine(plugin=False)
+    placement = control.placement("triage", TEXT)
+    await control.want([placement])
+    async with running(engine, control, tmp_path):
+        assert (await control.state(placement.id)).pinned is Pinning.SOFT
+        engine.restart(plugin=True)
+        await control.state(placement.id, where=lambda s: s.pinned is Pinning.HARD)
+        assert control.states[-1].engine.capabilities == (HARD_PINS,)
+        engine.restart(plugin=False)
+        state = await control.state(placement.id, where=lambda s: s.pinned is Pinning.SOFT)
+        assert state.reason == "SoftPinned"
+        assert control.states[-1].engine.capabilities == ()

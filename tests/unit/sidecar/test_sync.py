@@ -1,0 +1,154 @@
+"""The conversation with the operator, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from promptprefix.redial import MAX_PAUSE_S
+from promptprefix.wire import Revision, SyncRequest, SyncResponse
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.clock import Clock
+from promptprefix_sidecar.control_client import ControlError, StandbyError
+from promptprefix_sidecar.snapshot import PluginStatus, PluginView
+from promptprefix_sidecar.state import Address
+from promptprefix_sidecar.sync import UNHEARD_S, SyncLoop
+
+from .records import pin, placement, report, snapshot, warm
+
+ANSWER = SyncResponse(revision=Revision(term=1, number=1), placements=(placement("a"),))
+
+
+@dataclass
+class Stand:
+    """Answers questions without a revision at once and lets others wait.
+
+    While ``errors`` lasts, its errors are the answers; a pause takes no time.
+    """
+
+    hold_s: float = 86_400.0
+    errors: list[ControlError] = field(default_factory=list)
+    asked: list[SyncRequest] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.board = Board(snapshot(warm("a"), found=report(pin(warm("a")))))
+        self.changed = asyncio.Condition()
+
+    async def sync(self, request: SyncRequest) -> SyncResponse | None:
+        async with self.changed:
+            self.asked.append(request)
+            self.changed.notify_all()
+        if self.errors:
+            raise self.errors.pop(0)
+        if request.revision is None:
+            return ANSWER
+        await asyncio.get_running_loop().create_future()
+        return None
+
+    async def reconnect(self) -> None:
+        """Nothing is connected."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def questions(self, count: int) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: len(self.asked) >= count)
+
+    def flap(self, number: int) -> None:
+        """Change something that cuts the long-poll short."""
+        plugin = PluginView(PluginStatus.REFUSING, f"reason {number}")
+        self.board.apply(lambda known: replace(known, plugin=plugin))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        loop = SyncLoop(
+            self,
+            self.board,
+            Address("10.0.0.7", 8000),
+            Clock(monotonic=lambda: self.now),
+            hold_s=self.hold_s,
+            answered=lambda _: None,
+            failed=self.failed.append,
+            jitter=lambda: 1.0,
+            sleep=self.sleep,
+        )
+        task = asyncio.create_task(loop.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_an_outage_of_leaders_is_logged_once_and_asked_about_often(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stand = Stand(errors=[StandbyError() for _ in range(6)])
+    async with stand.running():
+        await stand.questions(8)
+    log = capsys.readouterr().out
+    assert log.count("no operator leads") == 1
+    assert log.count("operator answers again") == 1
+    assert stand.failed == ["standby"] * 6
+    assert max(stand.pauses) == MAX_PAUSE_S
+
+
+async def test_an_operator_that_is_away_is_asked_ever_more_slowly() -> None:
+    stand = Stand(errors=[ControlError("unreachable", "away") for _ in range(7)])
+    async with stand.running():
+        await stand.questions(9)
+    assert stand.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+async def test_reports_that_cut_every_wait_short_still_get_an_answer_now_and_then() -> None:
+    """Else an operator that is there would count as silent."""
+    stand = Stand()
+    async with stand.running():
+        await stand.questions(2)
+        stand.flap(1)
+        await stand.questions(3)
+        stand.now += UNHEARD_S
+        stand.flap(2)
+        await stand.questions(5)
+    revisions = [request.revision for request in stand.asked]
+    assert revisions == [None, ANSWER.revision, ANSWER.revision, None, ANSWER.revision]
+
+
+async def test_after_an_error_the_revision_is_named_however_long_it_takes() -> None:
+    stand = Stand()
+    async with stand.running():
+        await stand.questions(2)
+        stand.errors = [ControlError("timeout", "slow") for _ in range(2)]
+        stand.now += UNHEARD_S
+        stand.flap(1)
+        await stand.questions(5)
+    assert [request.revision for request in stand.asked[-2:]] == [ANSWER.revision] * 2
+
+
+async def test_an_operator_that_is_silent_for_too_long_is_given_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stand = Stand(hold_s=300.0)
+    async with stand.running():
+        await stand.questions(2)
+        stand.errors = [ControlError("unreachable", "away") for _ in range(3)]
+        stand.now += 299.0
+        stand.flap(1)
+        await stand.questions(3)
+        assert not stand.board.snapshot.let_go
+        stand.now += 1.0
+        await stand.questions(7)
+        assert not stand.board.snapshot.let_go  # it is back
+    assert capsys.readouterr().out.count("operator silent for too long") == 1
+    back = stand.asked[-2:]
+    assert [request.revision for request in back] == [None, ANSWER.revision]
+    assert [p.id for p in back[-1].state.placements] == ["a"]
