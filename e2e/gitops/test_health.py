@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +24,9 @@ from promptprefix.wire import EngineState, Phase
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds the tools
 
-ARGO = Path(__file__).parents[2] / "examples" / "gitops" / "argocd"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "gitops.md"
+ARGO = ROOT / "examples" / "gitops" / "argocd"
 SCRIPT = ARGO / "health.lua"
 
 NOT_FOUND = Refusal(Reason.CONTENT_NOT_FOUND, "ConfigMap a does not exist.", stalled=False)
@@ -163,6 +166,13 @@ def test_both_tools_agree_and_ready_is_done(tools: GitOpsStatus, cases: list[Out
         said = {condition.type: condition.status == "True" for condition in status.conditions}
         word = "Current" if said["Ready"] else "Failed" if said["Stalled"] else "InProgress"
         assert (by_flux.status, by_argo.status) == (word, SAME[word])
+
+
+def test_the_table_of_the_docs_is_true() -> None:
+    table = re.findall(r"^\| ([a-z -]+) \| (\w+) \| (\w+) \|$", DOCS.read_text(), re.MULTILINE)
+    assert len(table) > 10
+    for name, flux, argo in table:
+        assert CASES[name][1:] == (flux, argo), name
 
 
 def test_the_config_map_for_argo_cd_holds_the_script() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from promptprefix.payload import CONTENT_FIELDS
+from promptprefix.fingerprint import payload_fingerprint
+from promptprefix.payload import CONTENT_FIELDS, Payload
+from promptprefix.request import chat_immutable_part
 from promptprefix.resource import API_VERSION, KIND, LintPolicy, Pinning, PromptPrefixSpec
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds kubectl
@@ -126,6 +129,25 @@ def test_texts_arrive_byte_for_byte(repository: Repository, text: str) -> None:
     repository.write(BASE / "sql-assistant" / "system.md", text)
     config_map = named(repository.build("staging"), "ConfigMap", "sql-assistant")
     assert config_map["data"] == {"systemInstructions": text}
+
+
+def test_a_client_that_sends_the_files_matches(repository: Repository) -> None:
+    base = repository.folder / BASE / "support-triage"
+    mode = repository.folder / "prompts/overlays/production/strict.md"
+    body = {
+        "model": "demo",
+        "messages": [
+            {
+                "role": "system",
+                "content": f"{(base / 'system.md').read_text()}\n\n{mode.read_text()}",
+            },
+            {"role": "user", "content": "My disk clicks."},
+        ],
+        "tools": json.loads((base / "tools.json").read_text()),
+    }
+    data = named(repository.build("production"), "ConfigMap", "support-triage")["data"]
+    declared = payload_fingerprint("demo", Payload.from_data(data))
+    assert chat_immutable_part(body).fingerprint == declared
 
 
 def test_a_secret_is_renamed_in_the_resource_too(repository: Repository) -> None:

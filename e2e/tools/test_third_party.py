@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import yaml
 
 from e2e.tools import third_party
+
+pytestmark = pytest.mark.timeout(600)  # the first run downloads the modules
 
 
 def test_kinds_and_versions() -> None:
