@@ -1,0 +1,1 @@
+"""What the build stages of the images run: only pip and the standard library are there."""
