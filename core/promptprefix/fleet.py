@@ -13,7 +13,10 @@ from promptprefix.wire import SidecarState
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod as the API server describes it. ``leaving``: being deleted, or finished."""
+    """A pod as the API server describes it.
+
+    ``leaving``: being deleted, or finished. ``uninjected``: it asks for a sidecar and has none.
+    """
 
     uid: str
     namespace: str
@@ -22,6 +25,7 @@ class Pod:
     address: str
     ready: bool
     leaving: bool
+    uninjected: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class Prefix:
 
     ``version`` is the declared text, absent when it can't be read; with a ``refusal`` it is not
     warmed. ``earlier`` holds the versions before it that pods may still hold, newest first.
-    ``conditions`` are those of the resource's present status. Without being ``guarded`` by our
-    finalizer it could vanish before its pins are released, so nothing is placed for it.
+    ``conditions`` are those of the resource's present status. ``deleting``: somebody's finalizer
+    holds it back.
     """
 
     uid: str
@@ -76,7 +80,6 @@ class Prefix:
     lint: tuple[LintFinding, ...] = ()
     conditions: tuple[Condition, ...] = ()
     deleting: bool = False
-    guarded: bool = True
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,13 @@ class Plan:
 
     ``desired`` maps the uid of each connected pod to its whole set. ``statuses`` maps the uids of
     resources, but for those that are being deleted or about which it is too early to speak;
-    ``holders`` names the connected pods that may still hold some version of one. ``kept``
-    holds the ids of all versions that some pod should hold.
+    ``kept`` holds the ids of all versions that some pod should hold.
     """
 
     desired: Mapping[str, tuple[Placement, ...]]
     prefixes: tuple[RoutePrefix, ...]
     endpoints: tuple[RouteEndpoint, ...]
     statuses: Mapping[str, PromptPrefixStatus]
-    holders: Mapping[str, tuple[str, ...]]
     kept: frozenset[str]
 
 
@@ -79,7 +77,6 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
             for choice in choices
             if not choice.prefix.deleting and not choice.awaited
         },
-        holders=holders,
         kept=frozenset(placement.id for each in desired.values() for placement in each),
     )
 
@@ -106,15 +103,11 @@ def _spread(
         for each in draft.chosen:
             load[each.pod.uid] += 1
     return [
-        replace(draft, awaited=True) if _too_early(draft, settling) else _fill(draft, load)
+        replace(draft, awaited=True)
+        if settling and not all(each.connected for each in draft.selected)
+        else _fill(draft, load)
         for draft in drafts
     ]
-
-
-def _too_early(draft: _Choice, settling: bool) -> bool:
-    return not draft.prefix.guarded or (
-        settling and not all(each.connected for each in draft.selected)
-    )
 
 
 def _selected(

@@ -1,36 +1,32 @@
-"""What the operator knows of the cluster: resources, pods and referenced ConfigMaps."""
+"""What the operator knows of the cluster: resources, pods and the texts that resources refer to."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from promptprefix.fleet import Pod
-from promptprefix_operator.manifests import (
-    ConfigMap,
-    Resource,
-    config_map_of,
-    pod_of,
-    resource_of,
-)
+from promptprefix_operator.manifests import Resource, pod_of, resource_of
+from promptprefix_operator.sources import Source, SourceText, source_of
 
-Key = tuple[str, str]
-"""Namespace and name."""
+Referrers = frozenset[tuple[str, int]]
+"""Resources that refer to a source: uid and generation."""
 
 
 class Cluster:
     """Latest readings. ``changed`` is called when one of them differs from the one before.
 
-    Its size follows the watched namespaces. Of ConfigMaps only those that a resource refers to are
-    kept; `missing` names those that are referred to and not read yet.
+    Its size follows the watched namespaces. Of ConfigMaps and Secrets only those that a resource
+    refers to are kept; `missing` names those that are referred to and not read yet.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._resources: dict[str, Resource] = {}
         self._pods: dict[str, Pod] = {}
-        self._config_maps: dict[Key, ConfigMap | None] = {}
-        self._referred: frozenset[Key] = frozenset()
+        self._texts: dict[Source, SourceText] = {}
+        self._referred: Mapping[Source, Referrers] = {}
 
     @property
     def resources(self) -> Mapping[str, Resource]:
@@ -43,18 +39,18 @@ class Cluster:
         return self._pods
 
     @property
-    def missing(self) -> frozenset[Key]:
-        """The ConfigMaps that are referred to and were not read yet."""
-        return self._referred - self._config_maps.keys()
+    def missing(self) -> frozenset[Source]:
+        """The sources that are referred to and were not read yet."""
+        return frozenset(self._referred.keys() - self._texts.keys())
 
     @property
-    def referred(self) -> frozenset[Key]:
-        """The ConfigMaps that resources refer to."""
+    def referred(self) -> Mapping[Source, Referrers]:
+        """The sources that resources refer to, and who does."""
         return self._referred
 
-    def config_map(self, key: Key) -> ConfigMap | None:
-        """Return a ConfigMap that is referred to; None if it does not exist."""
-        return self._config_maps.get(key)
+    def text(self, source: Source) -> SourceText | None:
+        """Return the last reading of a source that is referred to; None before the first."""
+        return self._texts.get(source)
 
     def see_resource(self, body: Mapping[str, Any]) -> None:
         """Take in a reading of a PromptPrefix, unless a newer one is known."""
@@ -85,27 +81,34 @@ class Cluster:
         if self._pods.pop(uid, None) is not None:
             self._changed()
 
-    def see_config_map(self, key: Key, body: Mapping[str, Any] | None) -> None:
-        """Take in a reading of a ConfigMap (None: it does not exist) if it is referred to."""
-        if key not in self._referred:
+    def see_text(self, source: Source, text: SourceText) -> None:
+        """Take in a reading of a source, if it is referred to and no newer one is known."""
+        if source not in self._referred:
             return
-        found = None if body is None else config_map_of(body)
-        known = self._config_maps.get(key)
-        if found is not None and known is not None and _older(found.version, known.version):
+        known = self._texts.get(source)
+        if known is not None and _older(text.version, known.version):
             return
-        if key not in self._config_maps or self._config_maps[key] != found:
-            self._config_maps[key] = found
+        if known != text:
+            self._texts[source] = text
             self._changed()
 
+    def forget_namespace(self, namespace: str) -> None:
+        """Drop everything of a namespace."""
+        for uid in [uid for uid, each in self._resources.items() if each.namespace == namespace]:
+            del self._resources[uid]
+        for uid in [uid for uid, each in self._pods.items() if each.namespace == namespace]:
+            del self._pods[uid]
+        self._refer()
+        self._changed()
+
     def _refer(self) -> None:
-        self._referred = frozenset(
-            (resource.namespace, reference.name)
-            for resource in self._resources.values()
-            if resource.spec is not None
-            and (reference := resource.spec.content.configMapRef) is not None
-        )
-        for key in self._config_maps.keys() - self._referred:
-            del self._config_maps[key]
+        referred: dict[Source, set[tuple[str, int]]] = defaultdict(set)
+        for each in self._resources.values():
+            if each.spec is not None and (source := source_of(each.namespace, each.spec.content)):
+                referred[source].add((each.uid, each.generation))
+        self._referred = {source: frozenset(uids) for source, uids in referred.items()}
+        for source in self._texts.keys() - self._referred.keys():
+            del self._texts[source]
 
 
 def _older(one: int | None, other: int | None) -> bool:

@@ -47,8 +47,8 @@ class Access:
 class ControlApi:
     """Handlers of the three paths.
 
-    ``content`` returns a text by its content digest. A question without news is held for
-    ``hold_seconds``.
+    ``content`` returns a text by its content digest; ``known`` tells whether the published plan
+    knows what is in a namespace. A question without news is held for ``hold_seconds``.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ControlApi:
         access: Access,
         sidecars: Sidecars,
         publication: Publication,
+        known: Callable[[str], bool],
         content: Callable[[str], Payload | None],
         metrics: Metrics,
         hold_seconds: float = LONG_POLL_S,
@@ -66,9 +67,16 @@ class ControlApi:
         self._access = access
         self._sidecars = sidecars
         self._publication = publication
+        self._known = known
         self._content = content
         self._metrics = metrics
         self._hold_seconds = hold_seconds
+        self._ended = False
+
+    def end(self) -> None:
+        """Hold no question any longer: who asks has to find another operator."""
+        self._ended = True
+        self._publication.wake()
 
     async def sync(self, request: web.Request) -> web.StreamResponse:
         """Answer a sidecar's question for its desired set."""
@@ -95,12 +103,15 @@ class ControlApi:
         with self._sidecars.polling(pod.pod_uid):
             await self._until(
                 lambda: (
-                    self._publication.passes >= after
+                    self._known(pod.namespace)
+                    and self._publication.passes >= after
                     and self._publication.set_of(pod.pod_uid).revision != question.revision
                 )
             )
         if self._publication.passes < after:
             raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
+        if not self._known(pod.namespace):
+            return web.Response(status=204)  # the pod keeps what it holds
         answer = self._publication.set_of(pod.pod_uid)
         return _json(answer) if answer.revision != question.revision else web.Response(status=204)
 
@@ -137,10 +148,12 @@ class ControlApi:
         """Return when ``ready`` holds or the time to hold a question is over."""
         try:
             async with asyncio.timeout(self._hold_seconds):
-                while not ready():
+                while not ready() and not self._ended:
                     await self._publication.wait()
         except TimeoutError:
             pass
+        if self._ended:
+            raise web.HTTPServiceUnavailable(text="this operator ends; ask again")
 
     def _check_term(self, revision: Revision | None) -> None:
         if revision is not None and revision.term > self._publication.term:

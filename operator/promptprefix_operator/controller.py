@@ -7,7 +7,7 @@ began is in its plan.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
 import structlog
@@ -62,8 +62,6 @@ class Controller:
         self._planned_seconds = 0.0
         self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
         self._statuses: Mapping[str, PromptPrefixStatus] = {}
-        self._holders: Mapping[str, tuple[str, ...]] = {}
-        self._heard: Collection[str] = ()
         metrics.watch_warmth(self._warmth)
 
     def status(self, uid: str) -> PromptPrefixStatus | None:
@@ -79,26 +77,6 @@ class Controller:
     def _settling(self) -> float:
         """Seconds left in which sidecars are expected to report for the first time."""
         return self._started + RECONNECT_S - self._clock()
-
-    def released(self, uid: str) -> bool:
-        """Whether a resource that is being deleted is off all connected pods, as far as is known.
-
-        Right after a start pods whose sidecars did not report yet may hold it.
-        """
-        resource = self._cluster.resources.get(uid)
-        if resource is None:
-            return True
-        if uid in self._statuses or self._passed is None or self._holders.get(uid):
-            return False
-        if self._settling <= 0:
-            return True
-        selector = resource.spec.pods.selector if resource.spec is not None else None
-        return all(
-            pod.uid in self._heard or pod.leaving
-            for pod in self._cluster.pods.values()
-            if pod.namespace == resource.namespace
-            and (selector is None or selector.matches(pod.labels))
-        )
 
     async def run(self) -> None:
         """Plan at every wake-up and resync, for ever."""
@@ -136,8 +114,7 @@ class Controller:
         )
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:
-        self._statuses, self._holders = made.statuses, made.holders
-        self._heard = made.desired.keys()
+        self._statuses = made.statuses
         self._timer.observe(snapshot.prefixes, made.statuses)
         self._declarations.prune(self._cluster.resources, made.kept)
         self._sidecars.forget_except(self._cluster.pods)

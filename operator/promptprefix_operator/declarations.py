@@ -14,9 +14,14 @@ from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, LintPolicy, PromptPrefixSpec
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import Resource
+from promptprefix_operator.sources import source_of
 
 _LINTS_KEPT = 1_024
 _EARLIER_KEPT = 3
+_UNQUOTED = (
+    "can't be used, and a Secret's text is not quoted here: see what promptprefix lint says "
+    "of the manifests of the resource and the Secret."
+)
 
 
 class Linter(Protocol):
@@ -50,7 +55,7 @@ class Declarations:
         self._findings: OrderedDict[tuple[str, str, frozenset[str]], tuple[LintFinding, ...]] = (
             OrderedDict()
         )
-        self._texts: dict[str, tuple[tuple[str, Payload], Text]] = {}
+        self._texts: dict[str, tuple[tuple[str, bool, Payload], Text]] = {}
         self._versions: dict[str, dict[str, tuple[Version, Payload]]] = {}
 
     def prefixes(self, cluster: Cluster) -> tuple[Prefix, ...]:
@@ -98,7 +103,6 @@ class Declarations:
             lint=lint,
             conditions=conditions,
             deleting=resource.deleting,
-            guarded=resource.guarded,
         )
 
     def _text(self, resource: Resource, spec: PromptPrefixSpec | None, cluster: Cluster) -> Text:
@@ -108,11 +112,12 @@ class Declarations:
         payload, refusal = _source(resource, spec, cluster)
         if payload is None:
             return Text(None, None, refusal)
-        key = (spec.model, payload)
+        quotable = spec.content.secretRef is None
+        key = (spec.model, quotable, payload)
         known = self._texts.get(resource.uid)
         if known is not None and known[0] == key:
             return known[1]
-        text = _text_of(resource.uid, spec.model, payload)
+        text = _text_of(resource.uid, spec.model, payload, quotable=quotable)
         self._texts[resource.uid] = (key, text)
         return text
 
@@ -150,22 +155,17 @@ def _source(
     """Return the text from where the spec says it stands."""
     if spec.content.inline is not None:
         return spec.content.inline.payload(), None
-    reference = spec.content.configMapRef
-    name = reference.name if reference is not None else ""
-    key = (resource.namespace, name)
-    where = f"ConfigMap {name} in namespace {resource.namespace}"
-    if key in cluster.missing:
-        return None, Refusal(Reason.RECONCILING, f"{where} is being read.", stalled=False)
-    found = cluster.config_map(key)
+    source = source_of(resource.namespace, spec.content)
+    found = cluster.text(source) if source is not None else None
     if found is None:
-        message = f"{where} does not exist: create it, or correct spec.content.configMapRef.name."
-        return None, Refusal(Reason.CONTENT_NOT_FOUND, message, stalled=False)
-    if found.payload is None:
-        return None, Refusal(Reason.INVALID_CONTENT, f"{where}: {found.error}.", stalled=True)
+        return None, Refusal(Reason.RECONCILING, f"{source} is being read.", stalled=False)
+    if found.reason is not None:
+        stalled = found.reason is Reason.INVALID_CONTENT
+        return None, Refusal(found.reason, f"{source}: {found.error}", stalled)
     return found.payload, None
 
 
-def _text_of(uid: str, model: str, payload: Payload) -> Text:
+def _text_of(uid: str, model: str, payload: Payload, *, quotable: bool) -> Text:
     try:
         if payload.empty:
             raise PayloadError(
@@ -173,7 +173,9 @@ def _text_of(uid: str, model: str, payload: Payload) -> Text:
             )
         fingerprint = payload_fingerprint(model, payload)
     except PayloadError as error:
-        refusal = Refusal(Reason(error.reason), f"spec.content, {error}", stalled=True)
+        # What is wrong with JSON is told with keys of the text: not where that is a Secret's.
+        told = str(error) if quotable else f"{error.field}: {_UNQUOTED}"
+        refusal = Refusal(Reason(error.reason), f"spec.content, {told}", stalled=True)
         return Text(None, payload, refusal)
     digest = payload.digest
     version = Version(placement_id(uid, model, digest), model, fingerprint, digest)

@@ -1,4 +1,4 @@
-"""How many Events one resource may post: each is an object of its own that lives for an hour."""
+"""How many Events may be posted: each is an object of its own that lives for an hour."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ SECONDS_EACH = 60.0
 
 
 class EventBudget:
-    """`BURST` Events at once, and one more every `SECONDS_EACH`. ``clock`` is monotonic seconds."""
+    """``burst`` Events at once, and one more every ``seconds_each``. ``clock`` is monotonic."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        burst: int = BURST,
+        seconds_each: float = SECONDS_EACH,
+    ) -> None:
         self._clock = clock
-        self._left = float(BURST)
+        self._burst = burst
+        self._seconds_each = seconds_each
+        self._left = float(burst)
         self._counted = clock()
 
     def take(self) -> bool:
         """Return whether another Event may be posted, and count it."""
         now = self._clock()
-        self._left = min(BURST, self._left + (now - self._counted) / SECONDS_EACH)
+        self._left = min(self._burst, self._left + (now - self._counted) / self._seconds_each)
         self._counted = now
         if self._left < 1:
             return False

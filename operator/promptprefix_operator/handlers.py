@@ -1,123 +1,102 @@
-"""What kopf calls: readings of the cluster, one daemon per resource, and the deletion.
+"""What kopf calls, and how it is run: as a watcher of one namespace that writes nothing.
 
-Handlers of events only take readings in: kopf does not retry them. Work is done by level: the
-daemon compares the status with the plan after each pass, the deletion asks until it may let go.
+Handlers of events only take readings in. There are no others, so kopf neither patches an object
+nor holds a deletion back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
-from typing import Any
 
 import kopf
 
 from promptprefix.resource import GROUP, PLURAL, VERSION
 from promptprefix_operator.cluster import Cluster
-from promptprefix_operator.controller import Controller
-from promptprefix_operator.manifests import FINALIZER, uid_of
-from promptprefix_operator.status_writer import EventType, StatusWriter
+from promptprefix_operator.manifests import uid_of
+from promptprefix_operator.sources import Source, SourceKind, absent, text_in
 
-_PREFIX = "promptprefix.dev"
-_RELEASE_WAIT_S = 5.0
-_RELEASE_RETRY_S = 1.0
-_EXIT_S = 1.0
+_NO_FINALIZER = "promptprefix.dev/never-set"
+"""Kopf takes the finalizer of this name off whatever it sees; nothing has it."""
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
 
+class WatchEndedError(Exception):
+    """A watch can't go on."""
+
+
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: nothing of a resource's text goes into its annotations."""
+    """Return kopf's settings."""
     settings = kopf.OperatorSettings()
-    persistence = settings.persistence
-    persistence.finalizer = FINALIZER
-    persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=_PREFIX)
-    persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(
-        prefix=_PREFIX, key="last-handled", ignored_fields=["spec", "metadata"]
-    )
-    settings.posting.reporting_component = "promptprefix-operator"
-    settings.posting.event_name_prefix = "promptprefix-"
+    settings.persistence.finalizer = _NO_FINALIZER
+    settings.posting.enabled = False
     settings.scanning.disabled = True  # namespaces and CRDs are given: no cluster-wide rights
     settings.watching.chunk_size = 250
     settings.networking.request_timeout = 30.0
-    settings.background.instant_exit_timeout = _EXIT_S
     settings.process.ultimate_exiting_timeout = None
     return settings
 
 
-def registry_of(
-    *,
-    login: Login,
-    cluster: Cluster,
-    controller: Controller,
-    writer: StatusWriter,
-    passed: Callable[[], Awaitable[None]],
-    release_seconds: float,
-) -> kopf.OperatorRegistry:
-    """Return the handlers, bound to their collaborators. ``passed`` waits for the next pass."""
+def registry_of(login: Login, cluster: Cluster) -> kopf.OperatorRegistry:
+    """Return the handlers, bound to their collaborators."""
     registry = kopf.OperatorRegistry()
-    _observe(registry, cluster)
 
-    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+    async def log_in(**_: object) -> kopf.ConnectionInfo:
         return await login()
 
-    async def follow(body: kopf.Body, uid: str, stopped: kopf.DaemonStopped, **_: Any) -> None:
-        def emit(kind: EventType, reason: str, message: str) -> None:
-            kopf.event(body, type=kind, reason=reason, message=message)
-
-        following = asyncio.create_task(writer.follow(uid, emit, passed))
-        stopping = asyncio.create_task(_stop(stopped))
-        try:
-            await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            following.cancel()
-            results = await asyncio.gather(following, stopping, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
-
-    async def release(uid: str, runtime: timedelta, **_: Any) -> None:
-        left = release_seconds - runtime.total_seconds()
-        try:
-            async with asyncio.timeout(max(0.0, min(_RELEASE_WAIT_S, left))):
-                while not controller.released(uid):
-                    await passed()
-        except TimeoutError:
-            if left > _RELEASE_WAIT_S:
-                raise kopf.TemporaryError(
-                    "sidecars still hold the prefix", delay=_RELEASE_RETRY_S
-                ) from None
-
-    kopf.on.login(registry=registry)(log_in)
-    kopf.daemon(GROUP, VERSION, PLURAL, id="status", registry=registry, backoff=10.0)(follow)
-    kopf.on.delete(GROUP, VERSION, PLURAL, id="release", registry=registry, backoff=5.0)(release)
-    return registry
-
-
-def _observe(registry: kopf.OperatorRegistry, cluster: Cluster) -> None:
-    async def see_resource(event: kopf.RawEvent, **_: Any) -> None:
+    async def see_resource(event: kopf.RawEvent, **_: object) -> None:
         if event["type"] == "DELETED":
             cluster.forget_resource(uid_of(event["object"]))
         else:
             cluster.see_resource(event["object"])
 
-    async def see_pod(event: kopf.RawEvent, **_: Any) -> None:
+    async def see_pod(event: kopf.RawEvent, **_: object) -> None:
         if event["type"] == "DELETED":
             cluster.forget_pod(uid_of(event["object"]))
         else:
             cluster.see_pod(event["object"])
 
-    async def see_config_map(event: kopf.RawEvent, **_: Any) -> None:
+    async def see_config_map(event: kopf.RawEvent, **_: object) -> None:
         metadata = event["object"]["metadata"]
-        key = (str(metadata["namespace"]), str(metadata["name"]))
-        cluster.see_config_map(key, None if event["type"] == "DELETED" else event["object"])
+        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        source = Source(SourceKind.CONFIG_MAP, namespace, name)
+        if source in cluster.referred:
+            gone = event["type"] == "DELETED"
+            cluster.see_text(source, absent(source) if gone else text_in(source, event["object"]))
 
+    kopf.on.login(registry=registry)(log_in)
     kopf.on.event(GROUP, VERSION, PLURAL, id="resource", registry=registry)(see_resource)
     kopf.on.event("", "v1", "pods", id="pod", registry=registry)(see_pod)
     kopf.on.event("", "v1", "configmaps", id="config-map", registry=registry)(see_config_map)
+    return registry
 
 
-async def _stop(stopped: kopf.DaemonStopped) -> None:
-    await stopped.wait()
+async def follow(namespace: str, registry: kopf.OperatorRegistry, stop: Callable[[], None]) -> None:
+    """Feed the handlers with what happens in a namespace until that can't go on.
+
+    Raises `WatchEndedError`. ``stop`` is called by the signals that end the process.
+
+    `kopf.operator` would in the end cancel every task that is younger than its own, those of other
+    namespaces too; so its tasks are started and ended here.
+    """
+    tasks = await kopf.spawn_tasks(
+        registry=registry, settings=kopf_settings(), namespaces=[namespace], standalone=True
+    )
+    _claim_signals(stop)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [str(each.args[0]) for each in results if isinstance(each, Exception) and each.args]
+    raise WatchEndedError("; ".join(dict.fromkeys(errors)) or "the watch ended")
+
+
+def _claim_signals(stop: Callable[[], None]) -> None:
+    """Take the signals back: kopf takes them for the one namespace that it watches."""
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, stop)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import kopf
 import structlog
 
 from promptprefix.lint import lint_payload
@@ -17,14 +16,24 @@ from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.control_api import Access, ControlApi
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.handlers import Login, kopf_settings, registry_of
+from promptprefix_operator.events import Events
+from promptprefix_operator.handlers import Login, follow, registry_of
 from promptprefix_operator.identity import TokenReviewer
 from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import Observer
+from promptprefix_operator.pod_warnings import PodWarnings, uninjected_by_namespace
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.settings import Settings
 from promptprefix_operator.sidecars import Sidecars
+from promptprefix_operator.status_tasks import StatusTasks
 from promptprefix_operator.status_writer import StatusWriter
+
+FIRST_READING_SECONDS = 15.0
+"""A namespace that is not read by then is read later; its pods keep what they hold."""
+_CONCURRENT_READINGS = 8
+_REREAD_SHARE = 0.9
+"""Secrets are due a little before each resync, so that the pass at the resync reads them."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,44 +47,45 @@ def utc_now() -> datetime:
 class Leader:
     """The leader's parts, wired."""
 
-    settings: Settings
-    metrics: Metrics
-    cluster: Cluster
     controller: Controller
     publication: Publication
-    observer: Observer
-    writer: StatusWriter
+    watches: tuple[NamespaceWatch, ...]
+    statuses: StatusTasks
+    warnings: PodWarnings
+    events: Events
     control: ControlApi
-    login: Login
 
     async def run(self, ready: Callable[[], None], stop: asyncio.Event) -> None:
-        """Read the cluster, plan, call ``ready``; then work until ``stop`` is set or kopf ends."""
-        await self.observer.start()
-        self.controller.step()
-        ready()
-        registry = registry_of(
-            login=self.login,
-            cluster=self.cluster,
-            controller=self.controller,
-            writer=self.writer,
-            passed=self.publication.wait,
-            release_seconds=self.settings.release_seconds,
-        )
+        """Read the cluster, plan, call ``ready``; then work for ever.
+
+        The signals that end the process set ``stop``: kopf would keep them for itself.
+        """
+        try:
+            await self._work(ready, stop)
+        finally:
+            self.control.end()
+
+    async def _work(self, ready: Callable[[], None], stop: asyncio.Event) -> None:
+        passed = self.publication.wait
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self.controller.run()),
-                group.create_task(self.observer.keep_config_maps(self.publication.wait)),
-                group.create_task(self.observer.keep_swept()),
-            ]
-            await kopf.operator(
-                registry=registry,
-                settings=kopf_settings(),
-                namespaces=self.settings.namespaces,
-                standalone=True,
-                stop_flag=stop,
-            )
-            for task in tasks:
-                task.cancel()
+            for watch in self.watches:
+                group.create_task(watch.run(stop.set))
+            await self._first_readings()
+            self.controller.step()
+            ready()
+            group.create_task(self.controller.run())
+            group.create_task(self.statuses.run(passed))
+            group.create_task(self.warnings.run(passed))
+            group.create_task(self.events.run())
+
+    async def _first_readings(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_READING_SECONDS):
+                for watch in self.watches:
+                    await watch.tried.wait()
+        except TimeoutError:
+            late = [watch.namespace for watch in self.watches if not watch.tried.is_set()]
+            log.warning("the first reading takes long; serving without it", namespaces=late)
 
 
 def assemble(
@@ -87,6 +97,7 @@ def assemble(
     sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
     declarations = Declarations(lint_payload)
     publication = Publication(term)
+    events = Events(api, metrics, utc_now, settings.identity)
     controller = Controller(
         cluster=cluster,
         sidecars=sidecars,
@@ -98,28 +109,76 @@ def assemble(
         wake=wake,
         resync_seconds=settings.resync_seconds,
     )
-    return Leader(
-        settings=settings,
-        metrics=metrics,
+    writer = StatusWriter(
+        api=api,
         cluster=cluster,
         controller=controller,
+        events=events,
+        metrics=metrics,
+        clock=time.monotonic,
+        rewrite_seconds=settings.resync_seconds,
+    )
+    watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
+    metrics.watch_uninjected(
+        lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
+    )
+    return Leader(
+        controller=controller,
         publication=publication,
-        observer=Observer(api, cluster, settings.namespaces),
-        writer=StatusWriter(
-            api=api,
-            cluster=cluster,
-            controller=controller,
-            metrics=metrics,
+        watches=tuple(watches.values()),
+        statuses=StatusTasks(
+            resources=lambda: cluster.resources,
+            follow=lambda uid: writer.follow(uid, publication.wait),
             clock=time.monotonic,
-            rewrite_seconds=settings.resync_seconds,
         ),
+        warnings=PodWarnings(
+            pods=lambda: cluster.pods,
+            states=lambda: {uid: each.state for uid, each in sidecars.connected().items()},
+            events=events,
+            clock=time.monotonic,
+        ),
+        events=events,
         control=ControlApi(
             reviewer=TokenReviewer(api, time.time, metrics.cached_tokens.set),
             access=Access(settings.namespaces, settings.router_service_accounts),
             sidecars=sidecars,
             publication=publication,
+            known=lambda namespace: watches[namespace].known,
             content=declarations.payload,
             metrics=metrics,
         ),
-        login=login,
     )
+
+
+def _watches(
+    settings: Settings,
+    api: ApiServer,
+    cluster: Cluster,
+    publication: Publication,
+    metrics: Metrics,
+    login: Login,
+    wake: Callable[[], None],
+) -> dict[str, NamespaceWatch]:
+    slots = asyncio.Semaphore(_CONCURRENT_READINGS)
+    registry = registry_of(login, cluster)
+
+    def watch(namespace: str) -> NamespaceWatch:
+        return NamespaceWatch(
+            namespace=namespace,
+            observer=Observer(
+                api=api,
+                cluster=cluster,
+                namespace=namespace,
+                slots=slots,
+                reread_seconds=_REREAD_SHARE * settings.resync_seconds,
+                clock=time.monotonic,
+            ),
+            cluster=cluster,
+            publication=publication,
+            follow=lambda stop: follow(namespace, registry, stop),
+            watched=metrics.namespace_watched.labels(namespace).set,
+            wake=wake,
+            clock=time.monotonic,
+        )
+
+    return {namespace: watch(namespace) for namespace in sorted(set(settings.namespaces))}

@@ -8,20 +8,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from promptprefix.annotations import INJECT, INJECTED
 from promptprefix.fleet import Pod
-from promptprefix.payload import Payload, PayloadError
 from promptprefix.resource import PromptPrefixSpec, PromptPrefixStatus
 
-FINALIZER = "promptprefix.dev/finalizer"
+SIDECAR = "promptprefix-sidecar"
+"""Name of our container in a pod."""
 _FINISHED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A PromptPrefix as last seen.
-
-    ``spec_error`` says why the spec can't be read; ``guarded``: it has our finalizer.
-    """
+    """A PromptPrefix as last seen; ``spec_error`` says why the spec can't be read."""
 
     uid: str
     namespace: str
@@ -32,16 +30,6 @@ class Resource:
     spec_error: str
     status: PromptPrefixStatus | None
     deleting: bool
-    guarded: bool
-
-
-@dataclass(frozen=True)
-class ConfigMap:
-    """The content of a ConfigMap: its payload, or why it has none."""
-
-    version: int | None
-    payload: Payload | None
-    error: str = ""
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
@@ -58,7 +46,6 @@ def resource_of(body: Mapping[str, Any]) -> Resource:
         spec_error=spec_error,
         status=_status_of(body.get("status")),
         deleting="deletionTimestamp" in metadata,
-        guarded=FINALIZER in (metadata.get("finalizers") or ()),
     )
 
 
@@ -115,15 +102,15 @@ def pod_of(body: Mapping[str, Any]) -> Pod:
         address=str(status.get("podIP") or ""),
         ready=ready,
         leaving=leaving,
+        uninjected=_uninjected(body),
     )
 
 
-def config_map_of(body: Mapping[str, Any]) -> ConfigMap:
-    """Read the content fields of a ConfigMap; other keys are none of ours."""
-    version, data = version_of(body), body.get("data") or {}
-    try:
-        return ConfigMap(version, Payload.from_data({key: str(data[key]) for key in data}))
-    except PayloadError as error:
-        return ConfigMap(version, None, str(error))
-    except ValidationError as error:
-        return ConfigMap(version, None, explain(error, "data"))
+def _uninjected(body: Mapping[str, Any]) -> bool:
+    """Whether a pod asks for injection, and no webhook has looked at it."""
+    metadata = body["metadata"]
+    annotations = metadata.get("annotations") or {}
+    if (metadata.get("labels") or {}).get(INJECT) != "true" or annotations.get(INJECT) == "false":
+        return False
+    containers = (body.get("spec") or {}).get("initContainers") or ()
+    return INJECTED not in annotations and all(each.get("name") != SIDECAR for each in containers)

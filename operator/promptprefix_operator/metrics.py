@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -63,6 +63,18 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
+        self.events = Counter(
+            "promptprefix_operator_events",
+            "Events by result: posted, failed (refused by the API server) or dropped (too many).",
+            ["result"],
+            registry=self.registry,
+        )
+        self.namespace_watched = Gauge(
+            "promptprefix_operator_namespace_watched",
+            "1 while a served namespace can be read and watched, else 0; the log says why.",
+            ["namespace"],
+            registry=self.registry,
+        )
         self.cached_tokens = Gauge(
             "promptprefix_operator_cached_token_reviews",
             "Reviewed ServiceAccount tokens in the cache.",
@@ -83,6 +95,25 @@ class Metrics:
     def watch_warmth(self, read: Callable[[], Iterable[Warmth]]) -> None:
         """Report what ``read`` returns at each scrape."""
         self.registry.register(_WarmthCollector(read))
+
+    def watch_uninjected(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Report at each scrape the pods by namespace that ``read`` counts."""
+        self.registry.register(_UninjectedCollector(read))
+
+
+class _UninjectedCollector(Collector):
+    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "promptprefix_operator_uninjected_pods",
+            "Pods that ask for a sidecar by their label and that no webhook has looked at.",
+            labels=["namespace"],
+        )
+        for namespace, count in self._read().items():
+            family.add_metric([namespace], count)
+        yield family
 
 
 class _WarmthCollector(Collector):

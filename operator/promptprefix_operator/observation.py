@@ -1,115 +1,220 @@
-"""First reading of the cluster, ConfigMaps on demand, and a sweep for deletions that were missed.
+"""Readings of one namespace: the first one, texts on demand, and a sweep for missed deletions.
 
-kopf brings every later change. It lists again after a watch was cut for long, but says nothing of
-objects that vanished meanwhile: hence the sweep.
+kopf brings every later change of resources, pods and ConfigMaps. It lists again after a watch was
+cut for long, but says nothing of objects that vanished meanwhile: hence the sweep. Secrets are
+never watched: each is read by its name, again at times and when a resource that names it changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
 import structlog
 
+from promptprefix.crd import NAME
 from promptprefix.resource import GROUP, PLURAL, VERSION
 from promptprefix_operator.api_server import ApiError, ApiServer, Json
 from promptprefix_operator.backoff import Backoff
-from promptprefix_operator.cluster import Cluster, Key
-from promptprefix_operator.manifests import uid_of
+from promptprefix_operator.cluster import Cluster, Referrers
+from promptprefix_operator.crd_check import is_served
+from promptprefix_operator.manifests import uid_of, version_of
+from promptprefix_operator.sources import (
+    Source,
+    SourceKind,
+    SourceText,
+    absent,
+    forbidden,
+    text_in,
+)
 
 SWEEP_SECONDS = 300.0
+REFUSALS = (403, 404)
+"""Answers that say: not for you, or not there. Others are troubles that pass."""
+
+_FORBIDDEN = 403
 _NOT_FOUND = 404
 
 log = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Reads the watched namespaces into ``cluster``."""
+    """Reads ``namespace`` into ``cluster``.
 
-    def __init__(self, api: ApiServer, cluster: Cluster, namespaces: Collection[str]) -> None:
+    ``slots`` bounds the sources that are read at once, in all namespaces together. Secrets are read
+    again after ``reread_seconds``; ``clock`` is monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: ApiServer,
+        cluster: Cluster,
+        namespace: str,
+        slots: asyncio.Semaphore,
+        reread_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._api = api
         self._cluster = cluster
-        self._namespaces = sorted(namespaces)
+        self._namespace = namespace
+        self._slots = slots
+        self._reread_seconds = reread_seconds
+        self._clock = clock
+        self._secrets: dict[Source, tuple[Referrers, float]] = {}
 
-    async def start(self) -> None:
-        """Read everything once; tries until it can, and says what is missing."""
-        await self._persist(self._read_all)
+    async def read(self) -> None:
+        """Read everything and drop what is gone. Raises `ApiError`. No watch may be running."""
+        if not await is_served(self._api):
+            raise ApiError(_NOT_FOUND, f"the CRD {NAME} is not served yet")
+        known, pods = self._known_resources(), self._known_pods()
+        for body in await self._api.list_all(self._resources):
+            self._cluster.see_resource(body)
+            known.discard(uid_of(body))
+        for body in await self._api.list_all(self._pods):
+            self._cluster.see_pod(body)
+            pods.discard(uid_of(body))
+        self._forget(known, pods)
+        await self._read_each(self._sources(SourceKind.CONFIG_MAP))
+        await self.read_texts()
 
-    async def read_config_maps(self) -> None:
-        """Read the ConfigMaps that resources refer to and that are not known yet."""
-        for key in sorted(self._cluster.missing):
-            await self._read_config_map(key)
+    async def read_texts(self) -> None:
+        """Read the sources that are due, until none is. Raises `ApiError`."""
+        while due := self._due():
+            await self._read_each(due)
 
-    async def keep_config_maps(self, passed: Callable[[], Awaitable[None]]) -> None:
-        """Read missing ConfigMaps after each pass, for ever."""
+    async def keep_texts(self, passed: Callable[[], Awaitable[None]]) -> None:
+        """Read after each pass the sources that are due, for ever. Raises `ApiError` if refused."""
+        backoff = Backoff()
         while True:
-            await self._persist(self.read_config_maps)
+            try:
+                await self.read_texts()
+            except ApiError as error:
+                if error.status in REFUSALS:
+                    raise
+                wait = backoff.next()
+                log.warning("texts can't be read", error=str(error), retry_seconds=wait)
+                await asyncio.sleep(wait)
+                continue
+            backoff.reset()
             await passed()
 
     async def keep_swept(self) -> None:
-        """Drop now and then what is gone, for ever."""
+        """Drop now and then what is gone, for ever. Raises `ApiError` if refused."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            await self._persist(self.sweep)
+            try:
+                await self.sweep()
+            except ApiError as error:
+                if error.status in REFUSALS:
+                    raise
+                log.warning("namespace not swept", namespace=self._namespace, error=str(error))
 
     async def sweep(self) -> None:
         """Drop what was known before this reading and what it does not find."""
-        resources, pods = set(self._cluster.resources), set(self._cluster.pods)
-        for namespace in self._namespaces:
-            resources -= {uid_of(each) for each in await self._api.list_all(_resources(namespace))}
-            pods -= {uid_of(each) for each in await self._api.list_all(_pods(namespace))}
-        for uid in resources:
-            self._cluster.forget_resource(uid)
-        for uid in pods:
-            self._cluster.forget_pod(uid)
-        for key in sorted(self._cluster.referred):
-            await self._read_config_map(key)
+        resources, pods = self._known_resources(), self._known_pods()
+        resources -= {uid_of(each) for each in await self._api.list_all(self._resources)}
+        pods -= {uid_of(each) for each in await self._api.list_all(self._pods)}
+        self._forget(resources, pods)
+        await self._read_each(self._sources(SourceKind.CONFIG_MAP))
 
-    async def _read_all(self) -> None:
-        for namespace in self._namespaces:
-            for body in await self._api.list_all(_resources(namespace)):
-                self._cluster.see_resource(body)
-            for body in await self._api.list_all(_pods(namespace)):
-                self._cluster.see_pod(body)
-        await self.read_config_maps()
+    def _due(self) -> set[Source]:
+        """Return the sources that were never read, and Secrets whose last reading is too old."""
+        due = {each for each in self._cluster.missing if each.namespace == self._namespace}
+        secrets = self._sources(SourceKind.SECRET)
+        self._secrets = {each: self._secrets[each] for each in secrets & self._secrets.keys()}
+        for source in secrets:
+            referrers, read_at = self._secrets.get(source, (frozenset(), 0.0))
+            late = self._clock() - read_at >= self._reread_seconds
+            if late or referrers != self._cluster.referred[source]:
+                due.add(source)
+        return due
 
-    async def _read_config_map(self, key: Key) -> None:
+    async def _read_each(self, sources: set[Source]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sorted(sources):
+                    group.create_task(self._read_text(source))
+        except* ApiError as errors:
+            raise _first(errors) from errors
+
+    async def _read_text(self, source: Source) -> None:
+        async with self._slots:
+            if source.kind is SourceKind.SECRET:
+                await self._read_secret(source)
+            else:
+                await self._read_config_map(source)
+
+    async def _read_secret(self, source: Source) -> None:
+        referrers = self._cluster.referred.get(source, frozenset())
+        self._cluster.see_text(source, await self._secret(source))
+        self._secrets[source] = (referrers, self._clock())
+
+    async def _secret(self, source: Source) -> SourceText:
+        path = f"/api/v1/namespaces/{quote(source.namespace)}/secrets/{quote(source.name)}"
+        try:
+            body = await self._api.get(path)
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return absent(source)
+            if error.status == _FORBIDDEN:
+                return forbidden(source)
+            raise
+        known = self._cluster.text(source)
+        if known is not None and known.version is not None and known.version == version_of(body):
+            return known
+        return text_in(source, body)
+
+    async def _read_config_map(self, source: Source) -> None:
         """Take in one ConfigMap, unless the watch brought something while it was being read.
 
         Absence has no version, so nothing else tells whether it is older than what came meanwhile.
         """
-        missing, before = key in self._cluster.missing, self._cluster.config_map(key)
-        found = await self._config_map(key)
-        now_missing, now = key in self._cluster.missing, self._cluster.config_map(key)
-        if missing == now_missing and before is now:
-            self._cluster.see_config_map(key, found)
+        before = self._cluster.text(source)
+        found = await self._config_map(source)
+        if self._cluster.text(source) is before:
+            self._cluster.see_text(source, absent(source) if found is None else found)
 
-    async def _config_map(self, key: Key) -> Json | None:
+    async def _config_map(self, source: Source) -> SourceText | None:
         """Find one by name in the list: the right to list is enough, and absence no error."""
-        namespace, name = key
-        query = {"fieldSelector": f"metadata.name={name}"}
-        answer = await self._api.get(f"/api/v1/namespaces/{quote(namespace)}/configmaps", query)
-        found = [each for each in answer.get("items") or () if each["metadata"]["name"] == name]
-        return found[0] if found else None
+        query = {"fieldSelector": f"metadata.name={source.name}"}
+        path = f"/api/v1/namespaces/{quote(source.namespace)}/configmaps"
+        items: list[Json] = list((await self._api.get(path, query)).get("items") or ())
+        found = [each for each in items if each["metadata"]["name"] == source.name]
+        return text_in(source, found[0]) if found else None
 
-    async def _persist(self, read: Callable[[], Awaitable[None]]) -> None:
-        backoff = Backoff()
-        while True:
-            try:
-                await read()
-            except ApiError as error:
-                wait = backoff.next()
-                hint = "are the CRD and the namespace there?" if error.status == _NOT_FOUND else ""
-                log.error("cluster can't be read", error=str(error), hint=hint, retry_seconds=wait)
-                await asyncio.sleep(wait)
-                continue
-            return
+    def _sources(self, kind: SourceKind) -> set[Source]:
+        return {
+            each
+            for each in self._cluster.referred
+            if each.kind is kind and each.namespace == self._namespace
+        }
+
+    def _known_resources(self) -> set[str]:
+        resources = self._cluster.resources.items()
+        return {uid for uid, each in resources if each.namespace == self._namespace}
+
+    def _known_pods(self) -> set[str]:
+        pods = self._cluster.pods.items()
+        return {uid for uid, each in pods if each.namespace == self._namespace}
+
+    def _forget(self, resources: set[str], pods: set[str]) -> None:
+        for uid in resources:
+            self._cluster.forget_resource(uid)
+        for uid in pods:
+            self._cluster.forget_pod(uid)
+
+    @property
+    def _resources(self) -> str:
+        return f"/apis/{GROUP}/{VERSION}/namespaces/{quote(self._namespace)}/{PLURAL}"
+
+    @property
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{quote(self._namespace)}/pods"
 
 
-def _resources(namespace: str) -> str:
-    return f"/apis/{GROUP}/{VERSION}/namespaces/{quote(namespace)}/{PLURAL}"
-
-
-def _pods(namespace: str) -> str:
-    return f"/api/v1/namespaces/{quote(namespace)}/pods"
+def _first(errors: BaseExceptionGroup[ApiError]) -> ApiError:
+    """Return the error that says most: a refusal before a trouble."""
+    found = [each for each in errors.exceptions if isinstance(each, ApiError)]
+    return min(found, key=lambda each: each.status not in REFUSALS)

@@ -74,11 +74,15 @@ class Publication:
                 revision=self._next(), prefixes=plan.prefixes, endpoints=plan.endpoints
             )
         self.passes += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return when the next plan is published."""
+        """Return when the next plan is published, or `wake` is called."""
         await self._changed.wait()
 
     def _publish_set(self, uid: str, placements: tuple[Placement, ...]) -> None:

@@ -95,8 +95,6 @@ class Settings(BaseSettings):
     """At least this often everything is planned again."""
     connected_seconds: float = Field(default=45.0, gt=0)
     """A sidecar without an open poll counts as connected this long after its last question."""
-    release_seconds: float = Field(default=60.0, gt=0)
-    """A deletion waits at most this long for the sidecars; leases end on their own."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

@@ -100,10 +100,11 @@ class Sidecars:
         del self._sessions[min(silent)[1]]
 
 
-def _essence(state: SidecarState) -> tuple[EngineState, tuple[PlacementState, ...]]:
+def _essence(state: SidecarState) -> tuple[EngineState, bool, tuple[PlacementState, ...]]:
     """Return the report without the numbers that no plan depends on and that always move."""
     return (
         state.engine.model_copy(update={"blocks_free": 0, "blocks_pinned": 0}),
+        state.failed_open,
         tuple(
             placement.model_copy(update={"last_hit": None, "resident_tokens": 0})
             for placement in state.placements

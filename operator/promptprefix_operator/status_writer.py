@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Literal
 from urllib.parse import quote
 
 import structlog
@@ -24,17 +23,15 @@ from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.event_budget import EventBudget
+from promptprefix_operator.events import Events, Notice, prefix_subject
 from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
 
 FIELD_MANAGER = "promptprefix-operator"
 _NOT_FOUND = 404
+_CONCURRENT_WRITES = 16
 
 _PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.SUSPENDED)
-
-EventType = Literal["Normal", "Warning"]
-Emit = Callable[[EventType, str, str], None]
-"""Posts an Event on the resource: type, reason, message."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +45,7 @@ class StatusWriter:
         api: ApiServer,
         cluster: Cluster,
         controller: Controller,
+        events: Events,
         metrics: Metrics,
         clock: Callable[[], float],
         rewrite_seconds: float,
@@ -55,11 +53,13 @@ class StatusWriter:
         self._api = api
         self._cluster = cluster
         self._controller = controller
+        self._events = events
         self._metrics = metrics
         self._clock = clock
         self._rewrite_seconds = rewrite_seconds
+        self._slots = asyncio.Semaphore(_CONCURRENT_WRITES)
 
-    async def follow(self, uid: str, emit: Emit, passed: Callable[[], Awaitable[None]]) -> None:
+    async def follow(self, uid: str, passed: Callable[[], Awaitable[None]]) -> None:
         """Keep one resource's status up to date, for ever.
 
         A write that the API server does not reflect (a field pruned, somebody else's writing) is
@@ -78,7 +78,8 @@ class StatusWriter:
                 await passed()
                 continue
             try:
-                await self._write(resource, wanted)
+                async with self._slots:
+                    await self._write(resource, wanted)
             except ApiError as error:
                 if error.status == _NOT_FOUND:
                     await passed()
@@ -92,7 +93,8 @@ class StatusWriter:
                 continue
             backoff.reset()
             self._metrics.status_writes.labels("written").inc()
-            _tell(resource, wanted, emit, written, budget)
+            if (notice := _transition(resource, wanted, written)) is not None and budget.take():
+                self._events.post(notice)
             written, written_at = wanted, self._clock()
 
     async def _write(self, resource: Resource, status: PromptPrefixStatus) -> None:
@@ -116,22 +118,19 @@ class StatusWriter:
             self._cluster.see_resource(answer)
 
 
-def _tell(
-    resource: Resource,
-    status: PromptPrefixStatus,
-    emit: Emit,
-    written: PromptPrefixStatus | None,
-    budget: EventBudget,
-) -> None:
+def _transition(
+    resource: Resource, status: PromptPrefixStatus, written: PromptPrefixStatus | None
+) -> Notice | None:
+    """Log how readiness has changed and return the Event that tells it; None if it has not."""
     before = _ready(written or resource.status)
     after = _ready(status)
     if after is None or (before is not None and _key(before) == _key(after)):
-        return
+        return None
     stalled = any(c.type == ConditionType.STALLED and c.status == "True" for c in status.conditions)
     normal = after.status == "True" or (after.reason in _PROGRESS and not stalled)
-    if budget.take():
-        emit("Normal" if normal else "Warning", after.reason, after.message)
     _logger(resource).info(after.message, reason=after.reason, ready=after.status)
+    subject = prefix_subject(resource.namespace, resource.name, resource.uid)
+    return Notice(subject, "Normal" if normal else "Warning", after.reason, after.message)
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:

@@ -74,6 +74,11 @@ def ids(made: Plan) -> dict[str, list[str]]:
     return {uid: [each.id for each in held] for uid, held in made.desired.items()}
 
 
+def ready(made: Plan, uid: str) -> tuple[str, str]:
+    """Return status and message of the condition Ready."""
+    return next((c.status, c.message) for c in made.statuses[uid].conditions if c.type == "Ready")
+
+
 def settled(snapshot: Snapshot, phase: Phase = Phase.WARM) -> Snapshot:
     """Return the snapshot in which every sidecar holds exactly what the plan wants."""
     made = plan(snapshot, NOW)
@@ -200,26 +205,24 @@ def test_suspended_and_deleted_resources_are_released_and_not_routed() -> None:
     made = plan(Snapshot(gone, pods, sidecars), NOW)
     assert ids(made) == {"uid-p0": []}
     assert made.prefixes == ()
-    assert made.holders == {"a": ("p0",), "b": ("p0",)}
     assert set(made.statuses) == {"a"}
+    assert ready(made, "a") == ("False", "Suspended: being released on p0.")
 
 
 def test_a_pod_holds_what_it_was_told_until_it_says_otherwise() -> None:
     pods, _ = fleet(1)
-    told = {"uid-p0": sidecar(told=["b-1"])}
-    freed = {"uid-p0": sidecar(state("b-1", Phase.RELEASED), state("c-1", Phase.FAILED))}
-    assert plan(Snapshot((), pods, told), NOW).holders == {"b": ("p0",)}
-    assert plan(Snapshot((), pods, freed), NOW).holders == {}
+    told = {"uid-p0": sidecar(told=["a-1"])}
+    freed = {"uid-p0": sidecar(state("a-1", Phase.RELEASED), state("a-2", Phase.FAILED))}
+    suspended = (prefix("a", spec(suspend=True)),)
+    assert ready(plan(Snapshot(suspended, pods, told), NOW), "a")[0] == "False"
+    assert ready(plan(Snapshot(suspended, pods, freed), NOW), "a")[0] == "True"
 
 
 def test_a_pod_has_no_say_in_another_namespace() -> None:
     liar = pod("liar", namespace="theirs")
-    sidecars = {liar.uid: sidecar(state("a-1"), state("b-1"))}
-    gone = (prefix("a", spec(suspend=True)), prefix("b", deleting=True))
-    made = plan(Snapshot(gone, (liar,), sidecars), NOW)
-    assert made.holders == {}
-    ready = next(each for each in made.statuses["a"].conditions if each.type == "Ready")
-    assert (ready.status, ready.reason) == ("True", Reason.SUSPENDED)
+    suspended = (prefix("a", spec(suspend=True)),)
+    made = plan(Snapshot(suspended, (liar,), {liar.uid: sidecar(state("a-1"))}), NOW)
+    assert ready(made, "a")[0] == "True"
 
 
 def test_traffic_goes_only_where_the_api_server_says_and_only_for_what_was_asked() -> None:
@@ -242,13 +245,6 @@ def test_right_after_a_start_nothing_new_is_placed_or_said_before_all_have_repor
     complete = replace(early, sidecars={"uid-p0": sidecar(), "uid-p1": sidecar(state("a-1"))})
     assert ids(plan(complete, NOW)) == {"uid-p0": [], "uid-p1": ["a-1"]}
     assert ids(plan(replace(early, settling=False), NOW)) == {"uid-p0": ["a-1"]}
-
-
-def test_without_the_finalizer_nothing_new_is_placed_and_nothing_held_is_lost() -> None:
-    pods, _ = fleet(2)
-    sidecars = {"uid-p0": sidecar(state("a-1")), "uid-p1": sidecar()}
-    made = plan(Snapshot((prefix("a", guarded=False),), pods, sidecars), NOW)
-    assert (ids(made), made.statuses) == ({"uid-p0": ["a-1"], "uid-p1": []}, {})
 
 
 phases = st.sampled_from(Phase)

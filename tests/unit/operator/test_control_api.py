@@ -42,6 +42,7 @@ from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars
 TERM = 7
 PAYLOAD = Payload(systemInstructions="You are a bot.")
 SYNC = "/v1/sidecar/sync"
+ENGINE = EngineState(healthy=True, address="a", port=1)
 
 
 def placement(name: str = "a") -> Placement:
@@ -57,7 +58,7 @@ def placement(name: str = "a") -> Placement:
 
 
 def planned(*, prefixes: tuple[RoutePrefix, ...] = (), **desired: tuple[Placement, ...]) -> Plan:
-    return Plan(desired, prefixes, (), {}, {}, frozenset())
+    return Plan(desired, prefixes, (), {}, frozenset())
 
 
 def question(revision: Revision | None = None, *, healthy: bool = True) -> str:
@@ -86,6 +87,8 @@ class Setup:
     publication: Publication = field(default_factory=lambda: Publication(TERM))
     metrics: Metrics = field(default_factory=Metrics)
     wakes: int = 0
+    known: set[str] = field(default_factory=lambda: {"ml"})
+    api: ControlApi = field(init=False)
     client: TestClient = field(init=False)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
@@ -115,16 +118,17 @@ class Setup:
 
 async def _serve(hold: float) -> AsyncIterator[Setup]:
     setup = Setup()
-    api = ControlApi(
+    setup.api = ControlApi(
         reviewer=Reviewer(),
         access=Access(["ml"], ["system/router"]),
         sidecars=setup.sidecars,
         publication=setup.publication,
+        known=lambda namespace: namespace in setup.known,
         content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
         metrics=setup.metrics,
         hold_seconds=hold,
     )
-    async with TestClient(TestServer(control_application(lambda: api))) as setup.client:
+    async with TestClient(TestServer(control_application(lambda: setup.api))) as setup.client:
         yield setup
 
 
@@ -182,6 +186,38 @@ async def test_without_a_change_the_answer_is_204(hasty: Setup) -> None:
     hasty.publication.publish(planned(u0=()))
     assert await hasty.ask("POST", SYNC, body=question(revision)) == (204, "")
     assert hasty.counted("unchanged") == 1
+
+
+async def test_pods_of_a_namespace_that_was_not_read_keep_what_they_hold(
+    patient: Setup, hasty: Setup
+) -> None:
+    old = Revision(term=TERM - 1, number=99)
+    hasty.known.clear()
+    hasty.publication.publish(planned())
+    hasty.sidecars.report("u0", SidecarState(engine=ENGINE), old)
+    assert await hasty.ask("POST", SYNC, body=question(old)) == (204, "")
+
+    patient.known.clear()
+    patient.publication.publish(planned())
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question(old)))
+    await patient.polls("u0")
+    patient.publication.publish(planned())
+    await asyncio.sleep(0)
+    assert not asking.done()
+    patient.known.add("ml")
+    patient.publication.publish(planned(u0=(placement(),)))
+    status, text = await asking
+    assert status == 200
+    assert SyncResponse.model_validate_json(text).placements == (placement(),)
+
+
+async def test_in_the_end_no_question_is_held(patient: Setup) -> None:
+    patient.publication.publish(planned(u0=()))
+    asking = asyncio.create_task(patient.ask("POST", SYNC, body=question()))
+    await patient.polls("u0")
+    patient.api.end()
+    assert (await asyncio.wait_for(asking, 5))[0] == 503
+    assert (await patient.ask("GET", "/v1/routes", "router"))[0] == 503
 
 
 async def test_a_poll_that_is_given_up_is_counted_out(patient: Setup) -> None:

@@ -1,4 +1,4 @@
-"""The loop: passes, failed plans, and when a deletion may go ahead."""
+"""The loop: passes, failed plans, and deletions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
 from promptprefix_operator import controller as module
 from promptprefix_operator.cluster import Cluster
-from promptprefix_operator.controller import RECONNECT_S, Controller
+from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.manifests import FINALIZER
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars
@@ -47,11 +46,8 @@ class Bench:
         pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
         self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
 
-    def declare(self, *, deleting: bool = False) -> None:
+    def declare(self) -> None:
         metadata: dict[str, Any] = {"uid": "u", "namespace": "ml", "name": "a", "generation": 1}
-        metadata["finalizers"] = [FINALIZER]
-        if deleting:
-            metadata["deletionTimestamp"] = "2026-11-29T00:00:00Z"
         spec = {
             "model": "m",
             "pods": {"selector": {"matchLabels": {"app": "v"}}},
@@ -103,38 +99,19 @@ def test_apply_to_warm_is_timed_once() -> None:
     assert read("promptprefix_apply_to_warm_seconds_sum") == 4.0
 
 
-def test_a_deletion_goes_ahead_after_a_plan_that_knows_it_and_all_reports() -> None:
+def test_a_deleted_resource_leaves_the_sets_with_the_next_pass() -> None:
     bench = Bench()
     bench.declare()
     bench.report()
     bench.controller.step()
     [placement] = bench.publication.set_of("p").placements
-    bench.declare(deleting=True)
-    assert not bench.controller.released("u"), "no plan knows of it"
     bench.report(placement.id)
+    bench.wake.clear()
+    bench.cluster.forget_resource("u")
+    assert bench.wake.is_set()
     bench.controller.step()
     assert bench.publication.set_of("p").placements == ()
-    assert not bench.controller.released("u"), "the sidecar still reports it"
-    bench.report()
-    bench.controller.step()
-    assert bench.controller.released("u")
-
-
-def test_right_after_a_start_a_deletion_waits_for_pods_that_did_not_report() -> None:
-    bench = Bench()
-    bench.declare(deleting=True)
-    bench.controller.step()
-    assert not bench.controller.released("u")
-    bench.report()
-    assert not bench.controller.released("u"), "no plan knows the report"
-    bench.controller.step()
-    assert bench.controller.released("u")
-    silent = Bench()
-    silent.declare(deleting=True)
-    silent.now += RECONNECT_S
-    silent.controller.step()
-    assert silent.controller.released("u")
-    assert silent.controller.released("never seen")
+    assert bench.controller.status("u") is None
 
 
 async def test_wake_ups_are_coalesced_into_one_pass() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 from collections.abc import Collection
 from types import FunctionType, ModuleType
@@ -16,8 +17,11 @@ from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.sources import Source, SourceKind, absent, forbidden, text_in
 
 SECRET = "a text that must not be told"
+TEXTS = Source(SourceKind.CONFIG_MAP, "ml", "texts")
+HIDDEN = Source(SourceKind.SECRET, "ml", "texts")
 LONE_SURROGATE = (
     '[{"type": "function", "function": {"name": "\\ud800", "description": "' + SECRET + '"}}]'
 )
@@ -147,14 +151,13 @@ def test_what_can_not_work_is_refused_with_its_field_and_without_its_text(
 def test_a_config_map_is_awaited_read_missed_and_read_again(
     declarations: Declarations, cluster: Cluster
 ) -> None:
-    key = ("ml", "texts")
     prefix = read(declarations, cluster, resource({"configMapRef": {"name": "texts"}}))
     assert prefix.refusal is not None
     assert prefix.refusal.reason is Reason.RECONCILING
-    assert cluster.missing == {key}
+    assert cluster.missing == {TEXTS}
 
     def seen(body: dict[str, Any] | None) -> Prefix:
-        cluster.see_config_map(key, body)
+        cluster.see_text(TEXTS, absent(TEXTS) if body is None else text_in(TEXTS, body))
         return declarations.prefixes(cluster)[0]
 
     missing = seen(None).refusal
@@ -176,13 +179,74 @@ def test_a_config_map_is_awaited_read_missed_and_read_again(
 
 
 def test_config_maps_that_nobody_refers_to_are_not_kept(cluster: Cluster) -> None:
-    cluster.see_config_map(("ml", "texts"), texts(SECRET))
+    cluster.see_text(TEXTS, text_in(TEXTS, texts(SECRET)))
     assert not holds(cluster, SECRET)
     cluster.see_resource(resource({"configMapRef": {"name": "texts"}}))
-    cluster.see_config_map(("ml", "texts"), texts(SECRET))
+    cluster.see_text(TEXTS, text_in(TEXTS, texts(SECRET)))
     assert holds(cluster, SECRET)
     cluster.see_resource(resource(version=2))
     assert not holds(cluster, SECRET)
+
+
+def encoded(**data: str) -> dict[str, Any]:
+    values = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+    return {"metadata": {"resourceVersion": "1"}, "data": values}
+
+
+def test_a_secret_is_read_refused_and_missed_without_tearing_what_is_warm(
+    declarations: Declarations, cluster: Cluster
+) -> None:
+    prefix = read(declarations, cluster, resource({"secretRef": {"name": "texts"}}))
+    assert prefix.refusal is not None
+    assert prefix.refusal.reason is Reason.RECONCILING
+    assert cluster.missing == {HIDDEN}
+    cluster.see_text(HIDDEN, text_in(HIDDEN, encoded(systemInstructions="one", password="x")))
+    [found] = declarations.prefixes(cluster)
+    assert found.version is not None
+    assert declarations.payload(found.version.content_digest) == Payload(systemInstructions="one")
+    for text, reason, word in (
+        (forbidden(HIDDEN), Reason.CONTENT_FORBIDDEN, "chart's value contentSecrets"),
+        (absent(HIDDEN), Reason.CONTENT_NOT_FOUND, "spec.content.secretRef.name"),
+    ):
+        cluster.see_text(HIDDEN, text)
+        [prefix] = declarations.prefixes(cluster)
+        assert prefix.refusal is not None
+        assert (prefix.refusal.reason, prefix.refusal.stalled) == (reason, False)
+        assert prefix.refusal.message.startswith("Secret texts in namespace ml: ")
+        assert word in prefix.refusal.message
+        assert prefix.earlier == (found.version,)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "reason"),
+    [
+        ("toolDefinitions", f'[{{"{SECRET[:20]}": 1, "{SECRET[:20]}": 2}}]', "InvalidTools"),
+        ("toolDefinitions", f'[{{"{SECRET[:20]}": {2**60}}}]', "InvalidTools"),
+        ("toolDefinitions", f"[{SECRET}", "InvalidTools"),
+        ("chatTemplateOptions", f'{{"{SECRET[:20]}": {2**60}}}', "InvalidContent"),
+    ],
+)
+def test_what_is_wrong_with_a_secret_is_told_without_any_of_it(
+    declarations: Declarations, cluster: Cluster, field: str, text: str, reason: str
+) -> None:
+    cluster.see_resource(resource({"secretRef": {"name": "texts"}}))
+    body = encoded(**{"systemInstructions": "x", field: text})
+    cluster.see_text(HIDDEN, text_in(HIDDEN, body))
+    [prefix] = declarations.prefixes(cluster)
+    assert prefix.refusal is not None
+    assert (prefix.refusal.reason, prefix.refusal.stalled) == (reason, True)
+    assert field in prefix.refusal.message
+    assert SECRET[:20] not in prefix.refusal.message
+
+
+def test_keys_of_a_secret_that_are_no_text_are_named() -> None:
+    text = text_in(HIDDEN, {"metadata": {}, "data": {"toolDefinitions": "%"}})
+    assert (text.reason, text.error) == (
+        Reason.INVALID_CONTENT,
+        "toolDefinitions: is not base64.",
+    )
+    none = text_in(HIDDEN, {"metadata": {}, "data": {"password": "%"}})
+    assert "none of the keys systemInstructions" in none.error
 
 
 def edit(text: str, version: int) -> dict[str, Any]:

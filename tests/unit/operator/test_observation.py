@@ -1,98 +1,164 @@
-"""Reading of the cluster: the start, ConfigMaps on demand, and the sweep."""
+"""Readings of a namespace: everything, texts that are due, and the sweep."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from promptprefix.reasons import Reason
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.observation import Observer
+from promptprefix_operator.sources import Source, SourceKind, absent, text_in
 
 PREFIXES = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
 PODS = "/api/v1/namespaces/ml/pods"
 CONFIG_MAPS = "/api/v1/namespaces/ml/configmaps"
+SECRETS = "/api/v1/namespaces/ml/secrets/"
+TEXTS = Source(SourceKind.CONFIG_MAP, "ml", "texts")
+HIDDEN = Source(SourceKind.SECRET, "ml", "hidden")
 
 
-def resource(name: str, config_map: str = "") -> dict[str, Any]:
+def resource(name: str, generation: int = 1, **content: str) -> dict[str, Any]:
     inline = {"inline": {"systemInstructions": "x"}}
+    references = {key: {"name": value} for key, value in content.items()}
     return {
-        "metadata": {"uid": f"u-{name}", "namespace": "ml", "name": name, "generation": 1},
+        "metadata": {
+            "uid": f"u-{name}",
+            "namespace": "ml",
+            "name": name,
+            "generation": generation,
+        },
         "spec": {
             "model": "m",
             "pods": {"selector": {"matchLabels": {"app": "v"}}},
-            "content": {"configMapRef": {"name": config_map}} if config_map else inline,
+            "content": references or inline,
         },
     }
 
 
-def named(name: str, **fields: Any) -> dict[str, Any]:
-    return {"metadata": {"uid": f"u-{name}", "namespace": "ml", "name": name}, **fields}
+def named(name: str, namespace: str = "ml", **fields: Any) -> dict[str, Any]:
+    return {"metadata": {"uid": f"u-{name}", "namespace": namespace, "name": name}, **fields}
+
+
+def secret(text: str, version: int) -> dict[str, Any]:
+    data = {"systemInstructions": base64.b64encode(text.encode()).decode()}
+    return {"metadata": {"name": "hidden", "resourceVersion": str(version)}, "data": data}
 
 
 class Api:
-    """Collections by path."""
+    """Collections by path, Secrets by name; ``errors`` are raised first."""
 
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, Any]]] = {PREFIXES: [], PODS: [], CONFIG_MAPS: []}
-        self.errors: list[ApiError] = []
+        self.secrets: dict[str, dict[str, Any] | ApiError] = {}
         self.asked: list[str] = []
+        self.served = True
 
     async def list_all(self, path: str) -> list[dict[str, Any]]:
-        if self.errors:
-            raise self.errors.pop(0)
         return list(self.lists[path])
 
-    async def get(self, path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+        if path == "/apis":
+            return {"groups": [{"name": "promptprefix.dev"}] if self.served else []}
+        if path == "/apis/promptprefix.dev/v1alpha1":
+            return {"resources": [{"name": "promptprefixes"}]}
+        if path.startswith(SECRETS):
+            self.asked.append(path.removeprefix(SECRETS))
+            found = self.secrets.get(path.removeprefix(SECRETS), ApiError(404, "no"))
+            if isinstance(found, ApiError):
+                raise found
+            return found
         assert path == CONFIG_MAPS
+        assert query is not None
         self.asked.append(query["fieldSelector"])
         return {"items": self.lists[CONFIG_MAPS]}
 
 
-@pytest.fixture
-def api() -> Api:
-    return Api()
+class Bench:
+    """One namespace. ``now`` is the clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.api = Api()
+        self.cluster = Cluster(lambda: None)
+        self.observer = Observer(
+            api=self.api,  # type: ignore[arg-type]
+            cluster=self.cluster,
+            namespace="ml",
+            slots=asyncio.Semaphore(2),
+            reread_seconds=30,
+            clock=lambda: self.now,
+        )
+
+    def payload(self, source: Source) -> str:
+        text = self.cluster.text(source)
+        assert text is not None
+        assert text.payload is not None
+        return text.payload.systemInstructions
+
+    def reason(self, source: Source) -> Reason | None:
+        text = self.cluster.text(source)
+        assert text is not None
+        return text.reason
 
 
 @pytest.fixture
-def cluster() -> Cluster:
-    return Cluster(lambda: None)
+def bench() -> Bench:
+    return Bench()
 
 
-@pytest.fixture
-def observer(api: Api, cluster: Cluster) -> Observer:
-    return Observer(api, cluster, ["ml"])  # type: ignore[arg-type]
-
-
-async def test_the_start_reads_resources_pods_and_the_config_maps_they_name(
-    api: Api, cluster: Cluster, observer: Observer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Backoff, "next", lambda _: 0.0)
-    api.lists[PREFIXES] = [resource("a", "texts"), resource("b", "none"), resource("c")]
+async def test_a_reading_takes_in_resources_pods_and_the_texts_they_name(bench: Bench) -> None:
+    api, cluster = bench.api, bench.cluster
+    api.lists[PREFIXES] = [
+        resource("a", configMapRef="texts"),
+        resource("b", configMapRef="none"),
+        resource("c"),
+        resource("d", secretRef="hidden"),
+    ]
     api.lists[PODS] = [named("p", status={"podIP": "10.0.0.1"})]
     api.lists[CONFIG_MAPS] = [named("texts", data={"systemInstructions": "x"}), named("other")]
-    api.errors = [ApiError(404, "no CRD yet"), ApiError(403, "no rights yet")]
-    await observer.start()
-    assert set(cluster.resources) == {"u-a", "u-b", "u-c"}
+    api.secrets["hidden"] = secret("h", 1)
+    await bench.observer.read()
+    assert set(cluster.resources) == {"u-a", "u-b", "u-c", "u-d"}
     assert [each.address for each in cluster.pods.values()] == ["10.0.0.1"]
-    texts = cluster.config_map(("ml", "texts"))
-    assert texts is not None
-    assert texts.payload is not None
-    assert cluster.config_map(("ml", "none")) is None
+    assert (bench.payload(TEXTS), bench.payload(HIDDEN)) == ("x", "h")
+    assert bench.reason(Source(SourceKind.CONFIG_MAP, "ml", "none")) is Reason.CONTENT_NOT_FOUND
     assert cluster.missing == frozenset()
-    assert api.asked == ["metadata.name=none", "metadata.name=texts"]
+    assert sorted(api.asked) == ["hidden", "metadata.name=none", "metadata.name=texts"]
 
 
-async def test_the_sweep_drops_what_is_gone_and_keeps_what_came_meanwhile(
-    api: Api, cluster: Cluster, observer: Observer
+async def test_a_second_reading_drops_what_went_meanwhile_here_and_nowhere_else(
+    bench: Bench,
 ) -> None:
-    api.lists[PREFIXES] = [resource("a", "texts"), resource("b")]
+    bench.cluster.see_pod(named("far", namespace="theirs"))
+    bench.api.lists[PREFIXES] = [resource("a"), resource("b")]
+    bench.api.lists[PODS] = [named("p"), named("q")]
+    await bench.observer.read()
+    bench.api.lists[PREFIXES].pop()
+    bench.api.lists[PODS].pop()
+    await bench.observer.read()
+    assert set(bench.cluster.resources) == {"u-a"}
+    assert set(bench.cluster.pods) == {"u-p", "u-far"}
+
+
+async def test_before_discovery_knows_the_resource_no_watch_would_see_it(bench: Bench) -> None:
+    bench.api.served = False
+    with pytest.raises(ApiError, match="not served yet"):
+        await bench.observer.read()
+
+
+async def test_the_sweep_drops_what_is_gone_and_keeps_what_came_meanwhile(bench: Bench) -> None:
+    api, cluster = bench.api, bench.cluster
+    api.lists[PREFIXES] = [resource("a", configMapRef="texts"), resource("b")]
     api.lists[PODS] = [named("p"), named("q")]
     api.lists[CONFIG_MAPS] = [named("texts", data={"systemInstructions": "x"})]
-    await observer.start()
+    await bench.observer.read()
     api.lists[PREFIXES].pop()
     api.lists[PODS].pop()
     api.lists[CONFIG_MAPS].clear()
@@ -104,41 +170,105 @@ async def test_the_sweep_drops_what_is_gone_and_keeps_what_came_meanwhile(
         return found
 
     api.list_all = list_all  # type: ignore[method-assign]
-    await observer.sweep()
+    await bench.observer.sweep()
     assert set(cluster.resources) == {"u-a"}
     assert set(cluster.pods) == {"u-p", "u-new"}
-    assert cluster.config_map(("ml", "texts")) is None
+    assert bench.reason(TEXTS) is Reason.CONTENT_NOT_FOUND
 
 
-async def test_an_old_absence_does_not_hide_a_config_map_that_came_meanwhile(
-    api: Api, cluster: Cluster, observer: Observer
-) -> None:
-    cluster.see_resource(resource("a", "texts"))
-    getting = api.get
+async def test_an_old_absence_does_not_hide_a_config_map_that_came_meanwhile(bench: Bench) -> None:
+    bench.cluster.see_resource(resource("a", configMapRef="texts"))
+    getting = bench.api.get
 
-    async def get(path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def get(path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         found = await getting(path, query)
-        cluster.see_config_map(("ml", "texts"), named("texts", data={"systemInstructions": "x"}))
+        came = named("texts", data={"systemInstructions": "x"})
+        bench.cluster.see_text(TEXTS, text_in(TEXTS, came))
         return found
 
-    api.get = get  # type: ignore[method-assign]
-    await observer.read_config_maps()
-    assert cluster.config_map(("ml", "texts")) is not None
+    bench.api.get = get  # type: ignore[assignment, method-assign]
+    await bench.observer.read_texts()
+    assert bench.payload(TEXTS) == "x"
 
 
 async def test_an_old_sight_does_not_bring_back_a_config_map_that_went_meanwhile(
-    api: Api, cluster: Cluster, observer: Observer
+    bench: Bench,
 ) -> None:
-    api.lists[PREFIXES] = [resource("a", "texts")]
+    api = bench.api
+    api.lists[PREFIXES] = [resource("a", configMapRef="texts")]
     api.lists[CONFIG_MAPS] = [named("texts", data={"systemInstructions": "x"})]
-    await observer.start()
+    await bench.observer.read()
     getting = api.get
 
-    async def get(path: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def get(path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         found = await getting(path, query)
-        cluster.see_config_map(("ml", "texts"), None)
+        bench.cluster.see_text(TEXTS, absent(TEXTS))
         return found
 
-    api.get = get  # type: ignore[method-assign]
-    await observer.sweep()
-    assert cluster.config_map(("ml", "texts")) is None
+    api.get = get  # type: ignore[assignment, method-assign]
+    await bench.observer.sweep()
+    assert bench.reason(TEXTS) is Reason.CONTENT_NOT_FOUND
+
+
+async def test_a_secret_is_read_again_after_a_while_and_when_a_resource_changes(
+    bench: Bench,
+) -> None:
+    api, observer = bench.api, bench.observer
+    bench.cluster.see_resource(resource("a", secretRef="hidden"))
+    await observer.read_texts()
+    assert bench.reason(HIDDEN) is Reason.CONTENT_NOT_FOUND
+    api.secrets["hidden"] = secret("one", 1)
+    await observer.read_texts()
+    assert api.asked == ["hidden"], "not due yet"
+    bench.now = 30.0
+    await observer.read_texts()
+    assert bench.payload(HIDDEN) == "one"
+    api.secrets["hidden"] = secret("two", 2)
+    bench.cluster.see_resource(resource("a", generation=2, secretRef="hidden"))
+    await observer.read_texts()
+    assert bench.payload(HIDDEN) == "two"
+    bench.cluster.see_resource(resource("b", secretRef="hidden"))
+    await observer.read_texts()
+    assert api.asked == ["hidden"] * 4
+
+
+async def test_a_secret_that_may_not_be_read_is_told_and_healed(bench: Bench) -> None:
+    bench.cluster.see_resource(resource("a", secretRef="hidden"))
+    bench.api.secrets["hidden"] = ApiError(403, "no")
+    await bench.observer.read_texts()
+    assert bench.reason(HIDDEN) is Reason.CONTENT_FORBIDDEN
+    bench.now = 30.0
+    bench.api.secrets["hidden"] = secret("one", 1)
+    await bench.observer.read_texts()
+    assert bench.payload(HIDDEN) == "one"
+
+
+async def test_a_trouble_that_passes_changes_no_text(bench: Bench) -> None:
+    bench.cluster.see_resource(resource("a", secretRef="hidden"))
+    bench.api.secrets["hidden"] = secret("one", 1)
+    await bench.observer.read_texts()
+    bench.now = 30.0
+    bench.api.secrets["hidden"] = ApiError(500, "no")
+    with pytest.raises(ApiError):
+        await bench.observer.read_texts()
+    assert bench.payload(HIDDEN) == "one"
+
+
+async def test_texts_are_read_at_each_pass_until_that_is_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda _: 0.0)
+    passes: list[str] = []
+    errors = [ApiError(500, "trouble"), ApiError(403, "no rights")]
+
+    async def get(path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        raise errors.pop(0)
+
+    async def passed() -> None:
+        passes.append("")
+        bench.cluster.see_resource(resource("a", configMapRef="texts"))
+        bench.api.get = get  # type: ignore[assignment, method-assign]
+
+    with pytest.raises(ApiError, match="no rights"):
+        await bench.observer.keep_texts(passed)
+    assert (len(passes), errors) == (1, [])

@@ -37,7 +37,7 @@ def placement(id_: str) -> Placement:
 
 def planned(*endpoints: RouteEndpoint, **desired: tuple[str, ...]) -> Plan:
     sets = {uid: tuple(placement(id_) for id_ in ids) for uid, ids in desired.items()}
-    return Plan(sets, (), endpoints, {}, {}, frozenset())
+    return Plan(sets, (), endpoints, {}, frozenset())
 
 
 def endpoint(ready: bool) -> RouteEndpoint:

@@ -19,6 +19,7 @@ from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.event_budget import BURST, SECONDS_EACH
+from promptprefix_operator.events import Notice, prefix_subject
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.status_writer import StatusWriter
 
@@ -71,6 +72,7 @@ class Bench:
             api=self,  # type: ignore[arg-type]
             cluster=self.cluster,
             controller=self,  # type: ignore[arg-type]
+            events=self,  # type: ignore[arg-type]
             metrics=self.metrics,
             clock=lambda: self.now,
             rewrite_seconds=30,
@@ -93,6 +95,10 @@ class Bench:
         self.prune(stored)
         return stored
 
+    def post(self, notice: Notice) -> None:
+        assert notice.subject == prefix_subject("ml", "a", "u")
+        self.events.append((notice.type, notice.reason))
+
     async def passed(self) -> None:
         self.waiting.set()
         await self._passed.wait()
@@ -113,11 +119,7 @@ class Bench:
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
     made = Bench()
-    task = asyncio.create_task(
-        made.writer.follow(
-            "u", lambda kind, reason, _: made.events.append((kind, reason)), made.passed
-        )
-    )
+    task = asyncio.create_task(made.writer.follow("u", made.passed))
     await made.waiting.wait()
     try:
         yield made

@@ -1,0 +1,90 @@
+"""What people must hear of pods: not injected though it was asked for, and Ready while cold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+
+from promptprefix.annotations import INJECT
+from promptprefix.fleet import Pod
+from promptprefix.wire import SidecarState
+from promptprefix_operator.event_budget import EventBudget
+from promptprefix_operator.events import Events, Notice, pod_subject
+
+NOT_INJECTED = "NotInjected"
+READY_WITHOUT_PREFIXES = "ReadyWithoutPrefixes"
+
+BURST = 100
+SECONDS_EACH = 10.0
+
+_NOT_INJECTED = (
+    f"The label {INJECT}=true asks for the promptprefix sidecar, but the pod has none: the webhook "
+    "was not reachable when the pod was made. Make it anew, for example with kubectl rollout "
+    "restart, once the Deployment promptprefix-operator is Ready."
+)
+_READY_WITHOUT_PREFIXES = (
+    "The pod became Ready by the sidecar's time limit, before all its prefixes were warm; they are "
+    "warmed while it serves. See the status of its PromptPrefixes and the log of the container "
+    "promptprefix-sidecar; READY_TIMEOUT_S is the limit."
+)
+
+
+def uninjected_by_namespace(pods: Mapping[str, Pod]) -> Mapping[str, int]:
+    """Count the pods that asked for a sidecar and have none."""
+    return Counter(each.namespace for each in pods.values() if each.uninjected and not each.leaving)
+
+
+def notices(pods: Mapping[str, Pod], states: Mapping[str, SidecarState]) -> Iterator[Notice]:
+    """Yield what there is to say now; ``states`` are the reports of connected sidecars by pod uid.
+
+    A pod that is Ready while cold is told of once per epoch of its engine.
+    """
+    for pod in pods.values():
+        if pod.leaving:
+            continue
+        subject = pod_subject(pod.namespace, pod.name, pod.uid)
+        if pod.uninjected:
+            yield Notice(subject, "Warning", NOT_INJECTED, _NOT_INJECTED, once="made")
+        state = states.get(pod.uid)
+        if state is not None and state.failed_open:
+            epoch = state.engine.epoch or "unknown"
+            message = _READY_WITHOUT_PREFIXES
+            yield Notice(subject, "Warning", READY_WITHOUT_PREFIXES, message, once=epoch)
+
+
+class PodWarnings:
+    """Posts each notice once; at most `BURST` at once and then one every `SECONDS_EACH`.
+
+    ``states`` returns the reports of the connected sidecars by pod uid. Told notices are
+    remembered as long as they hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        pods: Callable[[], Mapping[str, Pod]],
+        states: Callable[[], Mapping[str, SidecarState]],
+        events: Events,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pods = pods
+        self._states = states
+        self._events = events
+        self._budget = EventBudget(clock, BURST, SECONDS_EACH)
+        self._told: set[Notice] = set()
+
+    def step(self) -> None:
+        """Post what was not told yet, as far as the budget goes."""
+        found = set(notices(self._pods(), self._states()))
+        self._told &= found
+        for notice in sorted(found - self._told, key=lambda each: each.subject.uid):
+            if not self._budget.take():
+                return
+            self._events.post(notice)
+            self._told.add(notice)
+
+    async def run(self, passed: Callable[[], Awaitable[None]]) -> None:
+        """Look after each pass, for ever."""
+        while True:
+            self.step()
+            await passed()
