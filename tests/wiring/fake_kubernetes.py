@@ -29,17 +29,25 @@ class ApiServer(KubernetesEmulator):
             return aiohttp.web.json_response(_reviewed(request.data))
         if request.url.path == OPENAPI_PATH:
             return aiohttp.web.json_response(_openapi())
+        if request.method.value.upper() == "PUT" and self._conflicts(request):
+            return aiohttp.web.json_response({"kind": "Status", "code": 409}, status=409)
         if request.method.value.upper() in ("POST", "PUT", "PATCH") and request.resource:
             self.version += 1
             try:
                 object.__setattr__(request, "data", self._settled(request))
             except jsonpatch.JsonPatchTestFailed:
                 return aiohttp.web.json_response({"kind": "Status", "code": 422}, status=422)
-        if request.method.value.upper() == "PUT":  # only Secrets are replaced, and none is watched
+        if request.method.value.upper() == "PUT":  # what is replaced is watched by nobody
             stored = self._objects[request.resource, request.namespace, request.name]
             stored.patch(request.data)
             return aiohttp.web.json_response(stored.raw)
         return await super()._handle(request)
+
+    def _conflicts(self, request: Any) -> bool:
+        """Whether somebody wrote since the version that the replacement was made from."""
+        stored = self._objects[request.resource, request.namespace, request.name]
+        known = dict(stored.raw).get("metadata", {}).get("resourceVersion")
+        return bool(request.data["metadata"].get("resourceVersion") != known)
 
     def _settled(self, request: Any) -> Any:
         """Return the change as a merge patch that also moves version and generation."""
@@ -48,8 +56,7 @@ class ApiServer(KubernetesEmulator):
         old = copy.deepcopy(dict(known.raw)) if known is not None and not known.deleted else {}
         data = request.data
         if isinstance(data, list):
-            new = jsonpatch.apply_patch(old, data)
-            data = {"metadata": {"finalizers": new["metadata"].get("finalizers", [])}}
+            data = jsonpatch.apply_patch(old, data)
         data = copy.deepcopy(data)
         metadata = data.setdefault("metadata", {})
         metadata["resourceVersion"] = str(self.version)

@@ -18,6 +18,14 @@ from promptprefix_operator.manifests import explain
 from promptprefix_operator.metrics import Metrics, Warmth
 from promptprefix_operator.settings import Settings
 
+OWN = {"NAMESPACES": "ml", "OWN_NAMESPACE": "system"}
+WEBHOOK = {
+    "WEBHOOK_CONFIGURATION": "injector",
+    "SIDECAR_IMAGE": "sidecar:1",
+    "PLUGIN_IMAGE": "plugin:1",
+    "CONTROL_URL": "https://promptprefix-operator.system:8443",
+}
+
 
 def read(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Settings:
     for name, value in environment.items():
@@ -39,6 +47,39 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.service_name == "promptprefix-operator"
 
 
+def test_without_a_webhook_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = read(monkeypatch, **OWN)
+    assert settings.webhook_configuration == ""
+    assert (settings.leader_election, settings.lease_seconds) == (True, 15)
+    assert settings.keeps_authority
+
+
+def test_what_is_injected_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
+    settings = read(monkeypatch, **OWN, **WEBHOOK, SIDECAR_RESOURCES=json.dumps(resources))
+    options = settings.injection
+    assert (options.sidecar_image, options.plugin_image) == ("sidecar:1", "plugin:1")
+    assert options.control_url == WEBHOOK["CONTROL_URL"]
+    assert options.namespaces == {"ml"}
+    assert options.resources == resources
+
+
+@pytest.mark.parametrize(
+    ("files", "kept"),
+    [
+        ((), True),
+        (("TLS",), True),
+        (("WEBHOOK",), True),
+        (("TLS", "WEBHOOK"), False),
+    ],
+)
+def test_whether_any_certificate_is_our_own(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], kept: bool
+) -> None:
+    given = {f"{each}_{kind}_FILE": "/x" for each in files for kind in ("CERT", "KEY")}
+    assert read(monkeypatch, **OWN, **WEBHOOK, **given).keeps_authority == kept
+
+
 @pytest.mark.parametrize(
     ("environment", "field"),
     [
@@ -50,7 +91,18 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
             {"NAMESPACES": "ml", "OWN_NAMESPACE": "s", "ROUTER_SERVICE_ACCOUNTS": "router"},
             "router_service_accounts",
         ),
-        ({"NAMESPACES": "ml", "OWN_NAMESPACE": "s", "TLS_CERT_FILE": "/x"}, "tls_key_file"),
+        ({**OWN, "TLS_CERT_FILE": "/x"}, "tls_key_file"),
+        ({**OWN, "WEBHOOK_KEY_FILE": "/x"}, "webhook_cert_file"),
+        ({**OWN, "LEASE_SECONDS": "5"}, "lease_seconds"),
+        ({**OWN, "LEASE_SECONDS": "soon"}, "lease_seconds"),
+        ({**OWN, "IDENTITY": ""}, "identity"),
+        ({**OWN, **WEBHOOK, "SIDECAR_IMAGE": ""}, "sidecar_image"),
+        ({**OWN, **WEBHOOK, "CONTROL_URL": ""}, "control_url"),
+        ({**OWN, **WEBHOOK, "CONTROL_URL": "http://operator:8443"}, "control_url"),
+        ({**OWN, **WEBHOOK, "IMAGE_PULL_POLICY": "Sometimes"}, "image_pull_policy"),
+        ({**OWN, **WEBHOOK, "SIDECAR_RESOURCES": "{"}, "sidecar_resources"),
+        ({**OWN, **WEBHOOK, "SIDECAR_RESOURCES": '{"cpu": {}}'}, "sidecar_resources"),
+        ({**OWN, "WEBHOOK_CONFIGURATION": "../secrets"}, "webhook_configuration"),
     ],
 )
 def test_bad_settings_are_named(

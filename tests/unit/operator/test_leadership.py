@@ -1,0 +1,387 @@
+"""The election: who may act when, on clocks that differ, with requests that hang or collide."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from promptprefix_operator.api_server import ApiError, ApiServer, FencedError
+from promptprefix_operator.leadership import (
+    RELEASED_SECONDS,
+    Leadership,
+    Record,
+    Times,
+    Watch,
+    micro_time,
+    record_of,
+    spec_of,
+)
+
+TIMES = Times(lease=15)
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/promptprefix-operator"
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+HELD = Record("a", 15, "t0", "t0", 1)
+GIVEN_UP = Record("", RELEASED_SECONDS, "t0", "t9", 1)
+
+
+@dataclass
+class Store:
+    """The API server's one Lease, with versions and conflicts."""
+
+    lease: dict[str, Any] | None = field(
+        default_factory=lambda: {"metadata": {"resourceVersion": "1"}}
+    )
+    failure: ApiError | None = None
+    lost_answers: int = 0
+    reads: int = 0
+
+    async def get(self, path: str) -> dict[str, Any]:
+        assert path == LEASE
+        self.reads += 1
+        if self.failure is not None:
+            raise self.failure
+        if self.lease is None:
+            raise ApiError(404, "not found")
+        return copy.deepcopy(self.lease)
+
+    async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        if self.lease is None or body["metadata"] != self.lease["metadata"]:
+            raise ApiError(409, "conflict")
+        version = str(int(body["metadata"]["resourceVersion"]) + 1)
+        self.lease = copy.deepcopy({**body, "metadata": {"resourceVersion": version}})
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise ApiError(0, "connection reset")
+        return copy.deepcopy(self.lease)
+
+    @property
+    def record(self) -> Record:
+        return record_of(self.lease or {})
+
+
+@dataclass
+class Machine:
+    """A candidate on a machine with clocks of its own."""
+
+    store: Store
+    name: str
+    time: float = 0.0
+    wall: timedelta = timedelta()
+    changes: int = 0
+    candidate: Leadership = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.candidate = Leadership(
+            api=self.store,  # type: ignore[arg-type]
+            namespace="system",
+            name="promptprefix-operator",
+            identity=self.name,
+            times=TIMES,
+            clock=lambda: self.time,
+            now=lambda: EPOCH + timedelta(seconds=self.time) + self.wall,
+            changed=self._changed,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def attempt(self) -> bool:
+        return await self.candidate._attempt(5)
+
+    @property
+    def leads(self) -> bool:
+        return self.candidate.leading
+
+
+@pytest.mark.parametrize(
+    ("seen", "free_at"),
+    [
+        ([(HELD, 100.0)], 115.0),
+        ([(HELD, 100.0), (HELD, 110.0)], 115.0),
+        ([(HELD, 100.0), (Record("a", 15, "t0", "t1", 1), 110.0)], 125.0),
+        ([(HELD, 100.0), (GIVEN_UP, 102.0)], 102.0),
+        ([(GIVEN_UP, 50.0)], 50.0),
+        ([(Record(), 50.0)], 53.0),
+        ([(HELD, 100.0), (Record(), 101.0)], 115.0),
+        ([(Record("a", 40, "t0", "t0", 1), 100.0)], 140.0),
+        ([(Record("a", 0, "t0", "t0", 1), 100.0)], 115.0),
+        ([(HELD, 100.0), (Record("", 15, "t0", "t0", 1), 101.0)], 115.0),
+    ],
+)
+def test_when_a_candidate_may_take_the_lead(
+    seen: list[tuple[Record, float]], free_at: float
+) -> None:
+    watch = Watch(TIMES)
+    for record, now in seen:
+        watch.see(record, now)
+    assert watch.free_at == free_at
+
+
+def test_a_record_survives_the_api_server() -> None:
+    record = Record("a", 15, micro_time(EPOCH), micro_time(EPOCH), 3)
+    assert record_of({"spec": spec_of(record)}) == record
+    assert record_of({}) == Record()
+    assert micro_time(EPOCH) == "2026-01-01T00:00:00.000000Z"
+
+
+async def test_an_empty_lease_is_taken_after_a_moment() -> None:
+    machine = Machine(Store(), "a")
+    assert not await machine.attempt()
+    machine.time += TIMES.settle
+    assert await machine.attempt()
+    assert machine.store.record == Record(
+        "a", 15, "2026-01-01T00:00:03.000000Z", "2026-01-01T00:00:03.000000Z", 1
+    )
+    assert machine.candidate.seconds_left() == 10.0
+    assert machine.changes == 1
+    reads = machine.store.reads
+    machine.time += 2
+    assert await machine.attempt()
+    assert machine.store.reads == reads, "a renewal needs one request"
+    assert machine.store.record.renewed == "2026-01-01T00:00:05.000000Z"
+    assert machine.store.record.acquired == "2026-01-01T00:00:03.000000Z"
+
+
+async def led_by_a() -> tuple[Machine, Machine]:
+    store = Store()
+    a, b = Machine(store, "a"), Machine(store, "b", time=7000.0, wall=timedelta(hours=-9))
+    for machine in (a, b):
+        await machine.attempt()
+    a.time, b.time = a.time + 3, b.time + 1
+    assert await a.attempt()
+    assert not await b.attempt()
+    return a, b
+
+
+async def test_a_dead_leader_is_followed_after_its_lease_by_the_watchers_own_clock() -> None:
+    _, b = await led_by_a()
+    b.time += 14.9
+    assert not await b.attempt()
+    b.time += 0.2
+    assert await b.attempt()
+    assert b.store.record.holder == "b"
+    assert b.store.record.transitions == 2
+    assert b.changes == 2
+
+
+async def test_a_leader_that_lives_is_never_followed() -> None:
+    a, b = await led_by_a()
+    for _ in range(50):
+        a.time, b.time = a.time + 2, b.time + 2
+        assert await a.attempt()
+        assert not await b.attempt()
+
+
+async def test_a_frozen_leader_may_not_act_when_it_wakes() -> None:
+    a, b = await led_by_a()
+    a.time, b.time = a.time + 10, b.time + 16
+    assert await b.attempt()
+    assert not a.leads
+    a.time += 6
+    assert not await a.attempt()
+    assert not a.leads
+    assert b.store.record.holder == "b"
+
+
+async def test_a_released_lease_is_taken_at_once() -> None:
+    a, b = await led_by_a()
+    await a.candidate.release()
+    assert not a.leads
+    b.time += 1
+    assert await b.attempt()
+    assert b.store.record.holder == "b"
+
+
+async def test_only_the_holder_releases() -> None:
+    a, b = await led_by_a()
+    b.time += 16
+    assert await b.attempt()
+    lease = b.store.lease
+    await a.candidate.release()
+    assert b.store.lease == lease
+    reads = b.store.reads
+    await Machine(b.store, "c").candidate.release()
+    assert b.store.reads == reads, "who never asked has nothing to release"
+
+
+async def test_a_reset_lease_stays_with_its_leader() -> None:
+    a, b = await led_by_a()
+    assert a.store.lease is not None
+    a.store.lease = {"metadata": {"resourceVersion": "77"}}
+    b.time += 2
+    assert not await b.attempt(), "b knows that somebody leads"
+    c = Machine(a.store, "c")
+    assert not await c.attempt(), "c does not, and waits a moment"
+    a.time += 2
+    assert await a.attempt()
+    assert a.store.record.holder == "a"
+    c.time += TIMES.settle
+    assert not await c.attempt()
+
+
+async def test_a_stranger_s_edit_is_no_loss() -> None:
+    a, _ = await led_by_a()
+    assert a.store.lease is not None
+    a.store.lease["metadata"]["resourceVersion"] = "50"
+    a.time += 2
+    assert await a.attempt()
+    assert a.store.record.holder == "a"
+
+
+async def test_an_answer_that_is_lost_extends_nothing_and_loses_nothing() -> None:
+    a, b = await led_by_a()
+    a.store.lost_answers = 1
+    a.time += 2
+    assert not await a.attempt()
+    assert a.candidate.seconds_left() == 8.0
+    b.time += 2
+    await b.attempt()
+    a.time += 2
+    assert await a.attempt()
+    assert a.candidate.seconds_left() == 10.0
+
+
+async def test_a_takeover_whose_answer_is_lost_is_known_at_the_next_look() -> None:
+    _, b = await led_by_a()
+    b.store.lost_answers = 1
+    b.time += 16
+    assert not await b.attempt()
+    assert not b.leads
+    b.time += 2
+    assert await b.attempt()
+    assert b.store.record.transitions == 2
+
+
+async def test_what_is_wrong_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(Store(lease=None), "a")
+    for _ in range(3):
+        assert not await machine.attempt()
+    out = capsys.readouterr().out
+    assert out.count("the Lease can't be read or written") == 1
+    assert "create it empty" in out
+
+
+@pytest.fixture
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: low)
+
+
+async def drive(
+    machine: Machine, work: Callable[[], Any], seconds: list[float]
+) -> asyncio.Task[Any]:
+    """Run ``work``; each of its sleeps takes no time but moves the machine's clock."""
+    real = asyncio.sleep
+
+    async def sleep(pause: float) -> None:
+        seconds.append(pause)
+        machine.time += pause
+        await real(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("promptprefix_operator.leadership.asyncio.sleep", sleep)
+        task = asyncio.create_task(work())
+        await asyncio.wait({task}, timeout=5)
+    return task
+
+
+@pytest.mark.usefixtures("no_jitter")
+async def test_a_leader_that_can_not_renew_stops_in_time() -> None:
+    a, b = await led_by_a()
+    b.store.failure = ApiError(500, "etcd has no leader")
+    began, pauses = a.time, list[float]()
+    task = await drive(a, a.candidate.hold, pauses)
+    assert "etcd has no leader" in task.result()
+    assert a.time - began == pytest.approx(TIMES.renew)
+    assert max(pauses) <= TIMES.retry
+    assert not a.leads
+
+
+@pytest.mark.usefixtures("no_jitter")
+async def test_a_leader_that_sees_another_one_stops_at_once() -> None:
+    a, b = await led_by_a()
+    b.time += 16
+    assert await b.attempt()
+    began = a.time
+    task = await drive(a, a.candidate.hold, [])
+    assert task.result() == "b leads"
+    assert a.time - began == TIMES.retry
+
+
+async def test_a_request_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(Store(), "a")
+
+    async def hang(path: str) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(machine.store, "get", hang)
+    assert not await machine.candidate._attempt(0.01)
+
+
+async def test_writes_are_refused_without_the_lead() -> None:
+    a, _ = await led_by_a()
+    api = ApiServer.__new__(ApiServer)  # no connection: a refused write needs none
+    fenced = api.fenced(a.candidate.seconds_left)
+    a.time += 10
+    for write in (fenced.create, fenced.replace):
+        with pytest.raises(FencedError, match="does not lead"):
+            await write("/api/v1/x", {})
+    with pytest.raises(FencedError):
+        await fenced.patch("/api/v1/x", {}, "application/merge-patch+json")
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["try", "try", "try", "freeze", "release", "reset", "drop"]),
+        st.integers(0, 2),
+        st.floats(min_value=0, max_value=6),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=100)
+@given(steps=STEPS, skews=st.tuples(*[st.floats(-1e6, 1e6)] * 3))
+def test_two_never_act_at_once(
+    steps: list[tuple[str, int, float]], skews: tuple[float, ...]
+) -> None:
+    """Whatever each candidate does and whenever, under any clocks that run at one rate."""
+
+    async def play() -> None:
+        store = Store()
+        machines = [
+            Machine(store, name, time=skew) for name, skew in zip("abc", skews, strict=True)
+        ]
+        gone: set[int] = set()
+        for action, index, pause in steps:
+            for machine in machines:
+                machine.time += pause
+            machine = machines[index]
+            if action == "drop":
+                store.lost_answers = 1
+            elif action == "reset" and any(each.leads for each in machines):
+                version = int((store.lease or {})["metadata"]["resourceVersion"])
+                store.lease = {"metadata": {"resourceVersion": str(version + 1)}}
+                for each in (m for i, m in enumerate(machines) if i not in gone and m.leads):
+                    await each.attempt()  # its next renewal is due before anybody new settles
+            elif action == "release":
+                await machine.candidate.release()
+                gone.add(index)
+            elif action == "try" and index not in gone:
+                await machine.attempt()
+            assert sum(each.leads for each in machines) <= 1
+            leading = [each.name for each in machines if each.leads]
+            assert not leading or store.record.holder in leading
+
+    asyncio.run(play())
