@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from e2e.charts.render import Object, Values, pod_spec_of, render
@@ -79,5 +78,5 @@ def changed(values: Values, path: str, value: object) -> dict[str, Any]:
 
 
 @functools.cache
-def _objects(values: str, options: str) -> Sequence[Object]:
+def _objects(values: str, options: str) -> list[Object]:
     return render(CHART, json.loads(values), **json.loads(options))
