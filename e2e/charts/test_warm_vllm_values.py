@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
+import re
 from typing import Any
 
 import pytest
 
 from e2e.charts.documented_values import documented_values, table
-from e2e.charts.render import CHARTS, HelmError, Object, Values
+from e2e.charts.render import CHARTS, HelmError, Values
 from e2e.charts.warm_vllm import objects
 
 README = CHARTS / "warm-vllm" / "README.md"
@@ -196,13 +196,7 @@ def test_every_value_has_another_one_here() -> None:
 def test_every_value_is_used(path: str) -> None:
     needed = NEEDS.get(path, {})
     before = {} if path in MAKES_VALID else needed
-    assert rendered(json.dumps(before)) != objects(nested({**needed, path: CHANGES[path]}))
-
-
-@functools.cache
-def rendered(flat: str) -> list[Object]:
-    """Return the objects for values that many tests compare with."""
-    return objects(nested(json.loads(flat)))
+    assert objects(nested(before)) != objects(nested({**needed, path: CHANGES[path]}))
 
 
 def test_the_schema_knows_exactly_the_values() -> None:
@@ -288,6 +282,15 @@ def test_the_schema_names_the_place_of_a_wrong_value(batch: dict[str, tuple[obje
     assert len([line for line in lines if line.strip().startswith("- at")]) >= len(batch)
 
 
+def test_no_value_can_be_taken_away() -> None:
+    """A null removes a default, which a template would read as false or as nothing."""
+    with pytest.raises(HelmError) as error:
+        objects(nested(dict.fromkeys(CHANGES)))
+    missing = [line for line in str(error.value).splitlines() if "missing propert" in line]
+    named = set(re.findall(r"'(\w+)'", " ".join(missing)))
+    assert named == {path.rpartition(".")[2] for path in CHANGES}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -306,6 +309,7 @@ def test_the_schema_names_the_place_of_a_wrong_value(batch: dict[str, tuple[obje
             {"engine.env": [{"name": "VLLM_API_KEY", "value": "x"}]},
             "engine.env[0]: VLLM_API_KEY is not allowed here; use apiKey.existingSecret",
         ),
+        ({"engine.image.tag": ""}, "engine.image: set a tag or a digest"),
         ({"engine.tensorParallelSize": 8}, "resources.limits gives a pod 1 nvidia.com/gpu"),
         ({"drain.preStopSeconds": 30}, "drain.terminationGracePeriodSeconds is 90, but"),
         ({"rollout.maxSurge": 0}, "rollout.maxSurge and rollout.maxUnavailable are both 0"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 from typing import Any
 
 from e2e.charts.render import Object, Values, of_kind, pod_spec_of, render
@@ -13,8 +16,17 @@ EVENTS: Values = {"kvEvents": {"enabled": True}}
 
 
 def objects(values: Values | None = None, **options: Any) -> list[Object]:
-    """Return all objects of a release; ``options`` are those of `render`."""
-    return render("warm-vllm", values, release="qwen", namespace="ml", **options)
+    """Return all objects of a release; ``options`` are those of `render`.
+
+    Equal questions are asked of Helm once.
+    """
+    return copy.deepcopy(_objects(json.dumps(values or {}), json.dumps(options)))
+
+
+@functools.cache
+def _objects(values: str, options: str) -> list[Object]:
+    given = json.loads(values)
+    return render("warm-vllm", given, release="qwen", namespace="ml", **json.loads(options))
 
 
 def deployment(values: Values | None = None, **options: Any) -> Object:

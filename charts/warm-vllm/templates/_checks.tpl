@@ -27,6 +27,9 @@
     {{- fail (printf "engine.env[%d]: VLLM_API_KEY is not allowed here; use apiKey.existingSecret, so that the sidecar gets it too" $index) }}
   {{- end }}
 {{- end }}
+{{- if not (or .Values.engine.image.tag .Values.engine.image.digest) }}
+  {{- fail "engine.image: set a tag or a digest" }}
+{{- end }}
 {{- $gpus := get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
 {{- if $gpus }}
   {{- if lt (int $gpus) (int .Values.engine.tensorParallelSize) }}
