@@ -61,8 +61,9 @@ def api_key(engine: Engine) -> str | None:
     ``--api-key`` beats ``VLLM_API_KEY``; any one of several keys will do.
     """
     words = engine.flags.words("api-key")
-    text = next((word for word in words or () if word), "")
-    if not text:
+    if words:
+        text = next((word for word in words if word), "")
+    else:
         text = engine.environment.values.get(API_KEY, "")
     return None if UNRESOLVED in text or has_unknown(text) else text
 

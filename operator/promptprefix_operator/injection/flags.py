@@ -6,6 +6,7 @@ where that is unambiguous; of repeated options the last one counts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,9 @@ _SHORT: Final = {
     "-pcp": "prefill-context-parallel-size",
     "-r": "node-rank",
 }
+_JOINED: Final = re.compile(r"^(-r)([0-9].*)", re.DOTALL)
+"""One letter may be followed by its value at once."""
+
 _NAMES: Final = frozenset(
     {
         "api-key",
@@ -68,7 +72,7 @@ def flags_of(words: Sequence[str]) -> Flags:
     options: list[tuple[str, tuple[str, ...], bool]] = []
     end = words.index("--") if "--" in words else len(words)
     for index, word in enumerate(words[:end]):
-        name, equals, value = word.partition("=")
+        name, equals, value = _JOINED.sub(r"\1=\2", word).partition("=")
         known, negated = _known(name)
         if known is None:
             continue

@@ -28,6 +28,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "gRPC": (serve("--grpc"), "--grpc"),
     "no API": (serve("--headless"), "--headless"),
     "a follower": (serve("--nnodes", "2", "--node-rank", "1"), "--node-rank"),
+    "a follower, joined": (serve("-r1"), "--node-rank"),
     "a follower or not": (serve("--node-rank=$(RANK)"), "--node-rank"),
     "client certificates": (
         serve("--ssl-certfile", "c", "--ssl-keyfile", "k", "--ssl-cert-reqs", "2"),
@@ -227,8 +228,8 @@ def test_a_hidden_command_is_found_by_its_only_port() -> None:
         ((), [{"name": "VLLM_API_KEY", "valueFrom": SECRET}], SECRET),
         ((), [{"name": "VLLM_API_KEY", "value": "a$$b"}], "a$$b"),
         (("--api-key", "one"), [{"name": "VLLM_API_KEY", "valueFrom": SECRET}], "one"),
-        (("--api-key=",), [{"name": "VLLM_API_KEY", "value": "env"}], "env"),
-        (("--api-key=",), [], None),
+        (("--api-key=",), [{"name": "VLLM_API_KEY", "value": "env"}], None),
+        ((), [{"name": "VLLM_API_KEY", "value": ""}], None),
     ],
 )
 def test_api_key(words: tuple[str, ...], env: list[Json], expected: object) -> None:
