@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import pytest
+import yaml
 
 from e2e.charts.pod_security import containers_of, lapses, violations
 from e2e.charts.render import CHARTS, HelmError, Values, notes, of_kind, pod_spec_of, run_helm
@@ -24,6 +26,14 @@ from e2e.charts.warm_vllm import (
 
 def test_lint_finds_nothing() -> None:
     assert "0 chart(s) failed" in run_helm("lint", "--strict", str(CHARTS / "warm-vllm"))
+
+
+def test_the_images_are_those_of_this_version() -> None:
+    chart = yaml.safe_load((CHARTS / "warm-vllm" / "Chart.yaml").read_text())
+    project = tomllib.loads((CHARTS.parent / "pyproject.toml").read_text())["project"]
+    assert chart["appVersion"] == project["version"]
+    images = [each["image"] for each in pod()["initContainers"]]
+    assert {image.rpartition(":")[2] for image in images} == {project["version"]}
 
 
 @pytest.mark.parametrize("values", [{}, WEBHOOK, PLAIN, KEYS, EVENTS])
