@@ -22,7 +22,7 @@ EVERYTHING: Values = {
     "webhook": {"certificate": {"source": "certManager"}},
     "router": {"additionalTenants": ["chat"], "autoscaling": {"enabled": True}},
     "metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}},
-    "test": {"model": "m", "selector": {"matchLabels": {"app": "vllm"}}},
+    "test": {"model": "m", "selector": {"app": "vllm"}},
 }
 """Every switch on."""
 

@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "networkPolicy.routerClients": PEERS,
     "networkPolicy.metricsClients": PEERS,
     "test.namespace": "chat",
-    "test.selector": {"matchLabels": {"app": "other"}},
+    "test.selector": {"app": "other"},
 }
 """Another allowed value by path; by the last word of the path; else by type."""
 OTHER_BY_WORD: dict[str, Any] = {
@@ -192,7 +192,7 @@ REFUSED: list[tuple[str, object]] = [
     ("networkPolicy/apiServerPorts", []),
     ("networkPolicy/routerClients/0", [{"namespaces": ["ml"]}]),
     ("metrics/serviceMonitor/interval", "often"),
-    ("test/selector", {"app": "vllm"}),
+    ("test/selector/app", {"app": 1}),
     ("test/timeoutSeconds", 0),
 ]
 """The path in Helm's message, and what stands at its longest part that is a value."""
@@ -242,7 +242,7 @@ def test_a_wrong_value_is_refused_with_its_path(number: int, refusals: dict[int,
             "router.additionalTenants: ml is not a served namespace",
         ),
         ({"test": {"namespace": "ml"}}, "test.namespace: ml is not a served namespace"),
-        ({"test": {"model": "m"}}, "test.selector: give the label selector"),
+        ({"test": {"model": "m"}}, "test.selector: give labels of the pods"),
         (
             {"router": {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}},
             "router.autoscaling.maxReplicas: must be at least",

@@ -96,7 +96,7 @@ true
   {{- end -}}
 {{- end -}}
 {{- if and .Values.test.model (not .Values.test.selector) -}}
-  {{- fail "test.selector: give the label selector of the pods that serve test.model" -}}
+  {{- fail "test.selector: give labels of the pods that serve test.model" -}}
 {{- end -}}
 {{- if gt (int .Values.router.autoscaling.minReplicas) (int .Values.router.autoscaling.maxReplicas) -}}
   {{- fail "router.autoscaling.maxReplicas: must be at least router.autoscaling.minReplicas" -}}
