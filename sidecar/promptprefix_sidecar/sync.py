@@ -10,7 +10,14 @@ from typing import Protocol
 import structlog
 
 from promptprefix.redial import MAX_BACKOFF_S, MAX_PAUSE_S
-from promptprefix.wire import LONG_POLL_S, Revision, SidecarState, SyncRequest, SyncResponse
+from promptprefix.wire import (
+    LONG_POLL_S,
+    SYNC_PATH,
+    Revision,
+    SidecarState,
+    SyncRequest,
+    SyncResponse,
+)
 from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
@@ -127,6 +134,8 @@ class SyncLoop:
         if poll.cancelled():
             return False
         answer = poll.result()
+        if answer is not None and self._is_older(answer.revision):
+            raise ControlStatusError(CONFLICT, SYNC_PATH)
         self._heard()
         if answer is not None:
             news = answer.revision != self._revision
@@ -134,6 +143,10 @@ class SyncLoop:
             if not news:  # an operator that repeats itself must not make us spin
                 await asyncio.sleep(COALESCE_S)
         return True
+
+    def _is_older(self, revision: Revision) -> bool:
+        """Whether a leader of the past answered, who could not know: it was told no revision."""
+        return self._revision is not None and revision.term < self._revision.term
 
     def _take_over(self, answer: SyncResponse) -> None:
         if answer.revision != self._revision:

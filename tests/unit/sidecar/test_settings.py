@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from promptprefix_sidecar.__main__ import main, read_settings
 from promptprefix_sidecar.settings import Settings
@@ -93,3 +95,22 @@ def test_port_and_scheme_of_the_engine(
 ) -> None:
     settings = read(monkeypatch, ENGINE_URL=url)
     assert (settings.engine_tls, settings.engine_port) == (tls, port)
+
+
+def test_the_readme_names_every_setting_and_its_default() -> None:
+    readme = Path(__file__).parents[3] / "sidecar" / "README.md"
+    rows = re.findall(
+        r"^\| `PROMPTPREFIX_(\w+)` \| `?([^`|]+?)`? \|", readme.read_text(), re.MULTILINE
+    )
+    told = {name.lower(): default for name, default in rows}
+    assert told == {name: _default(field) for name, field in Settings.model_fields.items()}
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default is None:
+        return "none"
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
+    return str(field.default).removesuffix("/")

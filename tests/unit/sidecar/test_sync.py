@@ -11,12 +11,13 @@ import pytest
 
 from promptprefix.redial import MAX_PAUSE_S
 from promptprefix.wire import Revision, SyncRequest, SyncResponse
+from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError, StandbyError
 from promptprefix_sidecar.snapshot import PluginStatus, PluginView
 from promptprefix_sidecar.state import Address
-from promptprefix_sidecar.sync import UNHEARD_S, SyncLoop
+from promptprefix_sidecar.sync import MAX_CONFLICTS, UNHEARD_S, SyncLoop
 
 from .records import pin, placement, report, snapshot, warm
 
@@ -35,7 +36,9 @@ class Stand:
     asked: list[SyncRequest] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
+    reconnects: int = 0
     now: float = 0.0
+    answer: SyncResponse = ANSWER
 
     def __post_init__(self) -> None:
         self.board = Board(snapshot(warm("a"), found=report(pin(warm("a")))))
@@ -48,12 +51,12 @@ class Stand:
         if self.errors:
             raise self.errors.pop(0)
         if request.revision is None:
-            return ANSWER
+            return self.answer
         await asyncio.get_running_loop().create_future()
         return None
 
     async def reconnect(self) -> None:
-        """Nothing is connected."""
+        self.reconnects += 1
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -152,3 +155,20 @@ async def test_an_operator_that_is_silent_for_too_long_is_given_up(
     back = stand.asked[-2:]
     assert [request.revision for request in back] == [None, ANSWER.revision]
     assert [p.id for p in back[-1].state.placements] == ["a"]
+
+
+async def test_a_leader_of_the_past_is_not_obeyed_unless_there_is_no_other() -> None:
+    """A restarted engine asks without a revision, so it could not know that it is one."""
+    stand = Stand(answer=ANSWER.model_copy(update={"revision": Revision(term=2, number=1)}))
+    async with stand.running():
+        await stand.questions(2)
+        stand.answer = SyncResponse(revision=Revision(term=1, number=9), placements=())
+        engine = replace(stand.board.snapshot.engine, boot="other")
+        stand.board.apply(lambda known: lifecycle.with_engine(known, engine))
+        await stand.questions(2 + MAX_CONFLICTS)
+        assert stand.board.snapshot.records["a"].wanted
+        assert stand.failed[-1] == "http-409"
+        await stand.questions(4 + MAX_CONFLICTS)
+        assert not any(r.wanted for r in stand.board.snapshot.records.values())
+    assert stand.reconnects == MAX_CONFLICTS
+    assert stand.asked[-1].revision == Revision(term=1, number=9)
