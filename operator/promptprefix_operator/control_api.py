@@ -48,7 +48,8 @@ class ControlApi:
     """Handlers of the three paths.
 
     ``content`` returns a text by its content digest; ``known`` tells whether the published plan
-    knows what is in a namespace. A question without news is held for ``hold_seconds``.
+    knows what is in a namespace, ``settling`` whether sidecars may still report for the first time.
+    A question without news is held for ``hold_seconds``.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ControlApi:
         known: Callable[[str], bool],
         content: Callable[[str], Payload | None],
         metrics: Metrics,
+        settling: Callable[[], bool] = lambda: False,
         hold_seconds: float = LONG_POLL_S,
     ) -> None:
         self._reviewer = reviewer
@@ -70,6 +72,7 @@ class ControlApi:
         self._known = known
         self._content = content
         self._metrics = metrics
+        self._settling = settling
         self._hold_seconds = hold_seconds
         self._ended = False
 
@@ -136,13 +139,23 @@ class ControlApi:
             )
         revision = _revision(request)
         self._check_term(revision)
-        await self._until(
-            lambda: self._publication.passes > 0 and self._publication.routes.revision != revision
-        )
+        await self._until(lambda: self._has_routes_for(revision))
         if self._publication.passes == 0:
             raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
-        routes = self._publication.routes
-        return _json(routes) if routes.revision != revision else web.Response(status=204)
+        if not self._has_routes_for(revision):
+            return web.Response(status=204)
+        return _json(self._publication.routes)
+
+    def _has_routes_for(self, revision: Revision | None) -> bool:
+        """Whether there is a table for a router that has another leader's, ours, or none.
+
+        The last leader's is better than ours until the sidecars had their time to report: a pool of
+        the few that were first would get all the traffic.
+        """
+        if self._publication.passes == 0 or self._publication.routes.revision == revision:
+            return False
+        inherits = revision is not None and revision.term != self._publication.term
+        return not (inherits and self._settling())
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         """Return when ``ready`` holds or the time to hold a question is over."""

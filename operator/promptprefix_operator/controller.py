@@ -28,6 +28,9 @@ PLAN_SHARE = 3.0
 """Between two plans at least this many times the last one's duration passes, for all else."""
 RECONNECT_S = 10.0
 """After a start sidecars have this long to report before anything is moved or let go without."""
+SILENCE_S = 30.0
+"""The same after a leader that went silent: where its node is gone, its clients wait for it for
+`ANSWER_TIMEOUT_S` and dial for a few seconds more; part of that passed before its lease ran out."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +50,7 @@ class Controller:
         clock: Callable[[], float],
         wake: asyncio.Event,
         resync_seconds: float,
+        reconnect_seconds: float = RECONNECT_S,
     ) -> None:
         self._cluster = cluster
         self._sidecars = sidecars
@@ -57,7 +61,7 @@ class Controller:
         self._clock = clock
         self._wake = wake
         self._resync_seconds = resync_seconds
-        self._started = clock()
+        self._settled_at = clock() + reconnect_seconds
         self._passed: float | None = None
         self._planned_seconds = 0.0
         self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
@@ -76,7 +80,12 @@ class Controller:
     @property
     def _settling(self) -> float:
         """Seconds left in which sidecars are expected to report for the first time."""
-        return self._started + RECONNECT_S - self._clock()
+        return self._settled_at - self._clock()
+
+    @property
+    def settling(self) -> bool:
+        """Whether sidecars may still report for the first time."""
+        return self._settling > 0
 
     async def run(self) -> None:
         """Plan at every wake-up and resync, for ever."""
@@ -110,7 +119,7 @@ class Controller:
                 uid: self._publication.sidecar(uid, session.state, session.applied)
                 for uid, session in self._sidecars.connected().items()
             },
-            settling=self._settling > 0,
+            settling=self.settling,
         )
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:

@@ -14,7 +14,7 @@ from promptprefix.lint import lint_payload
 from promptprefix_operator.api_server import ApiServer
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.control_api import Access, ControlApi
-from promptprefix_operator.controller import Controller
+from promptprefix_operator.controller import RECONNECT_S, SILENCE_S, Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.events import Events
 from promptprefix_operator.handlers import Login, follow, registry_of
@@ -89,9 +89,18 @@ class Leader:
 
 
 def assemble(
-    settings: Settings, api: ApiServer, term: int, metrics: Metrics, login: Login
+    settings: Settings,
+    api: ApiServer,
+    metrics: Metrics,
+    login: Login,
+    *,
+    term: int,
+    after_silence: bool,
 ) -> Leader:
-    """Build the leader's parts for its ``term``; ``api`` refuses writes when the lead is lost."""
+    """Build the leader's parts for its ``term``; ``api`` refuses writes when the lead is lost.
+
+    ``after_silence``: the leader before went without a word.
+    """
     wake = asyncio.Event()
     cluster = Cluster(wake.set)
     sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
@@ -108,6 +117,7 @@ def assemble(
         clock=time.monotonic,
         wake=wake,
         resync_seconds=settings.resync_seconds,
+        reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
     )
     writer = StatusWriter(
         api=api,
@@ -146,6 +156,7 @@ def assemble(
             known=lambda namespace: watches[namespace].known,
             content=declarations.payload,
             metrics=metrics,
+            settling=lambda: controller.settling,
         ),
     )
 

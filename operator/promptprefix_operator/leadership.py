@@ -99,7 +99,8 @@ class Watch:
 class Leadership:
     """One candidate. ``identity`` must be no other process's; ``clock`` is monotonic seconds.
 
-    ``changed`` is called whenever another holder is seen.
+    ``changed`` is called whenever another holder is seen. ``after_silence``: the lead was taken
+    from one whose time ran out.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Leadership:
         self._resigned = False
         self._asked = False
         self._failure = ""
+        self.after_silence = False
 
     def seconds_left(self) -> float:
         """Return how long this process may act; 0 if it doesn't lead."""
@@ -212,6 +214,8 @@ class Leadership:
             return False
         wanted = self._claim(record)
         self._asked = True
+        if record.holder != self.identity:
+            self.after_silence = bool(record.holder)
         self._stored = None  # until the answer comes nobody knows what is stored
         try:
             self._stored = await self._api.replace(self._path, {**stored, "spec": spec_of(wanted)})

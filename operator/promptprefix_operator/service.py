@@ -110,7 +110,12 @@ class Operator:
         term = int(time.time()) if trust is None else await trust.lead()
         await self.ports.answering.wait()
         leader = assemble(
-            settings, api, term, self._metrics, lambda: connection_of(self._configuration)
+            settings,
+            api,
+            self._metrics,
+            lambda: connection_of(self._configuration),
+            term=term,
+            after_silence=self._leadership is not None and self._leadership.after_silence,
         )
 
         def ready() -> None:

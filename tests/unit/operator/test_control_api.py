@@ -87,6 +87,7 @@ class Setup:
     publication: Publication = field(default_factory=lambda: Publication(TERM))
     metrics: Metrics = field(default_factory=Metrics)
     wakes: int = 0
+    settling: bool = False
     known: set[str] = field(default_factory=lambda: {"ml"})
     api: ControlApi = field(init=False)
     client: TestClient = field(init=False)  # type: ignore[type-arg]
@@ -126,6 +127,7 @@ async def _serve(hold: float) -> AsyncIterator[Setup]:
         known=lambda namespace: namespace in setup.known,
         content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
         metrics=setup.metrics,
+        settling=lambda: setup.settling,
         hold_seconds=hold,
     )
     async with TestClient(TestServer(control_application(lambda: setup.api))) as setup.client:
@@ -299,6 +301,24 @@ async def test_routes_are_held_until_they_change(patient: Setup) -> None:
     patient.publication.publish(planned(prefixes=(prefix,)))
     status, text = await asking
     assert (status, text) == (200, patient.publication.routes.model_dump_json())
+
+
+async def test_a_router_keeps_the_last_leaders_table_until_the_sidecars_had_their_time(
+    patient: Setup, hasty: Setup
+) -> None:
+    inherited = f"/v1/routes?term={TERM - 1}&number=9"
+    for setup in (patient, hasty):
+        setup.settling = True
+        setup.publication.publish(planned())
+    assert await hasty.ask("GET", inherited, "router") == (204, "")
+    for path in ("/v1/routes", f"/v1/routes?term={TERM}&number=0"):
+        assert (await hasty.ask("GET", path, "router"))[0] == 200
+    asking = asyncio.create_task(patient.ask("GET", inherited, "router"))
+    while not patient.publication._changed._waiters:  # noqa: ASYNC110 - until it is held
+        await asyncio.sleep(0)
+    patient.settling = False
+    patient.publication.publish(planned())
+    assert (await asking)[0] == 200
 
 
 async def test_unchanged_routes_are_204_and_before_the_first_plan_503(hasty: Setup) -> None:

@@ -173,6 +173,7 @@ async def test_a_dead_leader_is_followed_after_its_lease_by_the_watchers_own_clo
     assert b.store.record.holder == "b"
     assert b.store.record.transitions == 2
     assert b.changes == 2
+    assert b.candidate.after_silence
 
 
 async def test_a_leader_that_lives_is_never_followed() -> None:
@@ -201,6 +202,7 @@ async def test_a_released_lease_is_taken_at_once() -> None:
     b.time += 1
     assert await b.attempt()
     assert b.store.record.holder == "b"
+    assert not b.candidate.after_silence
 
 
 async def test_only_the_holder_releases() -> None:
