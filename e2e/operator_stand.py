@@ -42,6 +42,7 @@ MANIFESTS = ROOT / "e2e" / "manifests"
 SYSTEM = "promptprefix-system"
 MODEL = "demo"
 TEXT = "You are the keeper of a text that must not leak. " * 40
+OPERATOR = f"--serviceaccount={SYSTEM}:promptprefix-operator"
 RBAC_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 
 
@@ -339,7 +340,8 @@ def ready(server: Cluster, name: str, namespace: str = "ml") -> tuple[str, str, 
 
 
 def events(server: Cluster, name: str, namespace: str = "ml") -> list[dict[str, Any]]:
-    """Return the Events about an object."""
+    """Return the operator's Events about an object."""
     selector = f"--field-selector=involvedObject.name={name}"
     found = json.loads(server.kubectl("get", "events", "-n", namespace, selector, "-o", "json"))
-    return list(found["items"])
+    ours = "promptprefix-operator"
+    return [each for each in found["items"] if each.get("reportingComponent") == ours]

@@ -81,7 +81,7 @@ def absent(source: Source) -> SourceText:
 def forbidden(source: Source) -> SourceText:
     """Return the reading of a source that the operator may not get."""
     error = (
-        f"the operator may not get it: add {source.name} to the chart's value contentSecrets for "
-        f"the namespace, or correct {source.field}."
+        f"the operator may not get it: add {source.name} to the chart's value "
+        f"contentSecrets.{source.namespace}, or correct {source.field}."
     )
     return SourceText(None, None, Reason.CONTENT_FORBIDDEN, error)
