@@ -138,6 +138,21 @@ def test_every_object_has_the_common_labels(values: Values) -> None:
         assert labels["team"] == "platform"
 
 
+def test_the_nearer_label_wins_and_the_charts_own_always() -> None:
+    values = changed(EVERYTHING, "commonLabels", {"a": "common", "app.kubernetes.io/name": "x"})
+    for path in ("operator.podLabels", "router.podLabels", "metrics.serviceMonitor.labels"):
+        values = changed(values, path, {"a": "near", "app.kubernetes.io/instance": "x"})
+    near = [pod_labels(each) for each in workloads(values).values()]
+    near.append(named(objects(values), "ServiceMonitor", "promptprefix")["metadata"]["labels"])
+    for labels in near:
+        assert labels["a"] == "near"
+        assert labels["app.kubernetes.io/name"] == "promptprefix"
+        assert labels["app.kubernetes.io/instance"] == "promptprefix"
+    assert named(objects(values), "Service", "promptprefix-router")["metadata"]["labels"]["a"] == (
+        "common"
+    )
+
+
 @pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
 def test_every_pod_meets_the_restricted_standard(values: Values) -> None:
     for name, spec in pods(values).items():

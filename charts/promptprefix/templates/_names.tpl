@@ -9,15 +9,18 @@ promptprefix.dev/router: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* The chart's own labels win, since selectors need them; then come those of the object (.more). */}}
 {{- define "promptprefix.labels" -}}
+{{- $own := include "promptprefix.ownLabels" . | fromYaml }}
+{{- toYaml (merge $own (deepCopy (.more | default dict)) (deepCopy .root.Values.commonLabels)) }}
+{{- end }}
+
+{{- define "promptprefix.ownLabels" -}}
 {{ include "promptprefix.selectorLabels" . }}
 app.kubernetes.io/part-of: promptprefix
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end }}
 
 {{/* The served namespaces, as a JSON list. */}}

@@ -2,10 +2,7 @@
 
 {{- define "promptprefix.podMetadata" -}}
 labels:
-  {{- include "promptprefix.labels" . | nindent 2 }}
-  {{- with .pods.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "promptprefix.labels" (merge (dict "more" .pods.podLabels) .) | nindent 2 }}
 {{- with .pods.podAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}
