@@ -31,7 +31,7 @@ def test_the_definition_is_described() -> None:
     (described,) = annotation("crds")
     assert described["name"] == definition["metadata"]["name"]
     assert described["kind"] == KIND
-    assert API_VERSION == f"promptprefix.dev/{described['version']}"
+    assert f"promptprefix.dev/{described['version']}" == API_VERSION
 
 
 def test_the_example_is_valid() -> None:
