@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.events import (
     MAX_WAITING,
@@ -104,9 +102,7 @@ async def test_events_are_posted_in_their_order() -> None:
     assert bench.counted("posted") == 2
 
 
-async def test_what_is_refused_is_dropped_and_what_is_there_is_no_failure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_what_is_refused_is_dropped_and_what_is_there_is_no_failure() -> None:
     bench = Bench()
     bench.api.errors = [ApiError(403, "cannot create resource events"), ApiError(409, "exists")]
     bench.events.post(WARM)
