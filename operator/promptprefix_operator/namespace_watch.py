@@ -38,7 +38,7 @@ class NamespaceWatch:
     """Keeps ``cluster`` up to date about one namespace.
 
     ``follow`` watches until that fails; it is told what signals call. ``watched`` is told whether
-    it works. ``wake`` asks for a plan. ``tried``: the namespace was read, or could not be.
+    it works. ``wake`` asks for a plan. ``tried``: the namespace was read, or refused.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class NamespaceWatch:
 
     def _lose(self, error: ApiError | WatchEndedError, wait: float) -> None:
         self._watched(False)
-        self.tried.set()
         now = self._clock()
         if isinstance(error, ApiError) and error.status in REFUSALS:
+            self.tried.set()
             if self._refused_since is None:
                 self._refused_since = now
             if now - self._refused_since >= FORGET_SECONDS:

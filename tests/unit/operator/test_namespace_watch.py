@@ -177,7 +177,7 @@ async def test_an_outage_drops_nothing_and_a_new_leader_waits_for_it_to_end(
             await bench.answer(DOWN)
             bench.now += FORGET_SECONDS
             bench.plan()
-        assert not bench.watch.known
+        assert (bench.watch.known, bench.watch.tried.is_set()) == (False, False)
         await bench.answer()
         await bench.break_off()
         for _ in range(3):
