@@ -18,9 +18,9 @@ BURST = 100
 SECONDS_EACH = 10.0
 
 _NOT_INJECTED = (
-    f"The label {INJECT}=true asks for the promptprefix sidecar, but the pod has none: the webhook "
-    "was not reachable when the pod was made. Make it anew, for example with kubectl rollout "
-    "restart, once the Deployment promptprefix-operator is Ready."
+    f"The label {INJECT}=true asks for the promptprefix sidecar, but the pod has none: when it was "
+    "made, the webhook was not reachable or not enabled (the chart's value webhook.enabled). Once "
+    "it is, make the pod anew, for example with kubectl rollout restart."
 )
 _READY_WITHOUT_PREFIXES = (
     "The pod became Ready by the sidecar's time limit, before all its prefixes were warm; they are "
