@@ -93,6 +93,7 @@ def install_dependencies(project: Project, extra: str) -> None:
     wheels = ("--only-binary=:all:", f"--target={target}", f"--report={REPORT}")
     subprocess.run([*PIP, *wheels, *wanted], check=True)
     subprocess.run([*PIP, f"--target={TOOLS}", *project.build_requirements], check=True)
+    _compile(TOOLS, TOOLS)
     _finish(target, DEPENDENCIES)
 
 
@@ -124,6 +125,10 @@ def copy_plugin(project: Project) -> None:
 def _finish(target: Path, layer: Path) -> None:
     """Leave out the console scripts, which name the build stage's Python, and compile the rest."""
     shutil.rmtree(target / "bin", ignore_errors=True)
+    _compile(target, layer)
+
+
+def _compile(target: Path, layer: Path) -> None:
     # Unchecked: the files can't change in an image, and copies may lose their time of change.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(

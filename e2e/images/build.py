@@ -14,9 +14,9 @@ from e2e.cache import cache_root
 from e2e.cluster import host
 from e2e.cluster import image as python_image
 from e2e.cluster.binaries import Progress
+from e2e.images.archive import ArchiveWriter
 from e2e.images.bases import PACKAGES, Bases
 from e2e.images.buildah import Buildah
-from e2e.images.layout import write_archive
 from e2e.images.pip_configuration import PipConfiguration
 from e2e.images.sources import COMPONENTS, Sources, containerfile
 
@@ -95,10 +95,12 @@ def _build(sources: Sources, bases: Bases, images: Images, progress: Progress) -
             buildah.build(context, file, images.name(component), *arguments, *options)
             progress(f"image of the {component}: {time.monotonic() - begin:.0f} s")
         bases.make_envoy(buildah, temporary, images.envoy)
-        layout = temporary / "layout"
+        writer = ArchiveWriter(storage / "compressed")
         for component in (*COMPONENTS, "envoy"):
-            buildah.push(images.name(component), layout)
-        write_archive(layout, temporary / "archive")
+            pushed = temporary / f"pushed-{component}"
+            buildah.push(images.name(component), pushed)
+            writer.add(images.name(component), pushed)
+        writer.write(temporary / "archive")
         (temporary / "archive").rename(images.archive)
     progress(f"all images after {time.monotonic() - started:.0f} s: {images.archive}")
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 
-# Mounts end with the command. Images' origins are noted under a fixed path, which stays empty.
-SCRIPT = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
-FIXED_PATH = Path("/var/lib/containers")
+# A fixed path, where buildah takes notes of copies. Here it lies in a file system of the command's
+# own, which ends with it, as all its mounts do.
+NOTES = Path("/var/lib/containers")
+SCRIPT = f'mount -t tmpfs tmpfs {NOTES} && exec "$@"'
 TAIL = 30  # lines of a failed build
 
 
@@ -24,9 +25,10 @@ class Buildah:
 
     def run(self, *arguments: str, timeout: float) -> str:
         """Return what the command prints; raise `ClusterError` with the end of its complaint."""
-        FIXED_PATH.mkdir(parents=True, exist_ok=True)
-        command = ["unshare", "--mount", "sh", "-c", SCRIPT, str(FIXED_PATH), "buildah",
-                   f"--root={self.storage}", f"--runroot={self.temporary / 'run'}"]  # fmt: skip
+        NOTES.mkdir(parents=True, exist_ok=True)
+        command = ["unshare", "--mount", "sh", "-c", SCRIPT, "sh", "buildah",
+                   f"--root={self.storage / 'layers'}",
+                   f"--runroot={self.temporary / 'run'}"]  # fmt: skip
         try:
             done = subprocess.run(
                 [*command, *arguments],
@@ -53,6 +55,6 @@ class Buildah:
             f"--file={file}", f"--tag={name}", *options, str(context), timeout=900,
         )  # fmt: skip
 
-    def push(self, name: str, layout: Path) -> None:
-        """Add an image to an OCI layout; layers that it has already are not written again."""
-        self.run("push", "--quiet", name, f"oci:{layout}:{name}", timeout=300)
+    def push(self, name: str, folder: Path) -> None:
+        """Write an image into a folder, its layers not compressed."""
+        self.run("push", "--quiet", "--disable-compression", name, f"dir:{folder}", timeout=300)

@@ -1,4 +1,4 @@
-"""OCI image layouts (https://github.com/opencontainers/image-spec/blob/main/image-layout.md)."""
+"""What lies in an OCI archive."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from typing import Any
 REFERENCE = "org.opencontainers.image.ref.name"
 CONTAINERD_NAME = "io.containerd.image.name"
 WHITEOUT = ".wh."
-
-
-def write_archive(layout: Path, archive: Path) -> None:
-    """Pack a layout; containerd imports its images under their full names."""
-    index_file = layout / "index.json"
-    index = json.loads(index_file.read_text())
-    for manifest in index["manifests"]:
-        manifest["annotations"][CONTAINERD_NAME] = manifest["annotations"][REFERENCE]
-    index_file.write_text(json.dumps(index))
-    with tarfile.open(archive, "w") as tar:
-        for path in sorted(layout.iterdir()):
-            tar.add(path, path.name)
 
 
 @dataclass(frozen=True)
@@ -49,8 +37,8 @@ class Image:
         with tarfile.open(archive) as tar:
             index = _json(tar, "index.json")
             manifests = {item["annotations"][REFERENCE]: item for item in index["manifests"]}
-            manifest = _json(tar, _blob(manifests[name]["digest"]))
-            config = _json(tar, _blob(manifest["config"]["digest"]))["config"]
+            manifest = _json(tar, blob_path(manifests[name]["digest"]))
+            config = _json(tar, blob_path(manifest["config"]["digest"]))["config"]
         configuration = Configuration(
             user=config.get("User", ""),
             entrypoint=tuple(config.get("Entrypoint", ())),
@@ -62,19 +50,20 @@ class Image:
     def size(self) -> int:
         """Bytes of all layers, uncompressed."""
         with tarfile.open(self.archive) as tar:
-            return sum(tar.getmember(_blob(layer)).size for layer in self.layers)
+            return sum(tar.getmember(blob_path(layer)).size for layer in self.layers)
 
     def unpack(self, folder: Path) -> None:
         """Write the image's files, with their owners and modes."""
         with tarfile.open(self.archive) as tar:
             for layer in self.layers:
-                with tarfile.open(fileobj=tar.extractfile(_blob(layer))) as files:
+                with tarfile.open(fileobj=tar.extractfile(blob_path(layer))) as files:
                     names = files.getnames()
                     assert not any(Path(name).name.startswith(WHITEOUT) for name in names)
                     files.extractall(folder, filter="fully_trusted")  # noqa: S202 - built here
 
 
-def _blob(digest: str) -> str:
+def blob_path(digest: str) -> str:
+    """Return where an archive holds a blob."""
     return f"blobs/{digest.replace(':', '/')}"
 
 
