@@ -67,7 +67,13 @@ class Operator:
         async with AsyncExitStack() as stack:
             api = ApiServer(self._configuration)
             stack.push_async_callback(api.close)
-            await first_of(self._serve(api, stack), self.stop.wait())
+            await first_of(self._serve(api, stack), self._stopped())
+
+    async def _stopped(self) -> None:
+        """Return when it is told to stop; from then on nothing is written or answered."""
+        await self.stop.wait()
+        if self._leadership is not None:
+            self._leadership.resign()
 
     async def _serve(self, api: ApiServer, stack: AsyncExitStack) -> None:
         settings, ports, registry = self._settings, self.ports, self._metrics.registry
@@ -136,7 +142,8 @@ class Operator:
 
     def _control(self) -> ControlApi | None:
         """Return who answers control requests: nobody where another one may lead."""
-        if self._leader is None or (self._leadership is not None and not self._leadership.leading):
+        leads = self._leadership is None or self._leadership.leading
+        if self._leader is None or not leads or self.stop.is_set():
             return None
         return self._leader.control
 
