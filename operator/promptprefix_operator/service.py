@@ -52,6 +52,7 @@ class Operator:
         self._webhook = webhook
         self._times = times or Times(settings.lease_seconds)
         self._metrics = Metrics()
+        self._metrics.leader.set_function(lambda: float(self._may_act()))
         self._leader: Leader | None = None
         self._led_since: float | None = None
         self._leadership: Leadership | None = None
@@ -60,7 +61,7 @@ class Operator:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until ``stop`` is set, the lead is lost, or kopf ends by a signal or an error.
+        """Serve until ``stop`` is set, the lead is lost or a part fails.
 
         Raises `CrdTooOldError`.
         """
@@ -104,15 +105,12 @@ class Operator:
             await leadership.win()
             await first_of(self._lead(api, trust), _hold(leadership))
         finally:
-            leadership.resign()
-            self._metrics.leader.set(0)
             await leadership.release()
 
     async def _lead(self, api: ApiServer, trust: Trust | None) -> None:
         """Do the leader's work until it is told to stop."""
         settings = self._settings
         self._led_since = time.monotonic()
-        self._metrics.leader.set(1)
         term = int(time.time()) if trust is None else await trust.lead()
         await self.ports.answering.wait()
         leader = assemble(
@@ -140,12 +138,14 @@ class Operator:
             works.append(trust.keep())
         await first_of(*works)
 
+    def _may_act(self) -> bool:
+        if self._led_since is None or self.stop.is_set():
+            return False
+        return self._leadership is None or self._leadership.leading
+
     def _control(self) -> ControlApi | None:
         """Return who answers control requests: nobody where another one may lead."""
-        leads = self._leadership is None or self._leadership.leading
-        if self._leader is None or not leads or self.stop.is_set():
-            return None
-        return self._leader.control
+        return self._leader.control if self._leader is not None and self._may_act() else None
 
     def _health(self) -> Health:
         led, leader = self._led_since, self._leader
