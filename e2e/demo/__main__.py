@@ -22,6 +22,8 @@ from e2e.demo.measurements import Bench, Declared
 from e2e.demo.report import Report
 from e2e.demo.stand import DemoError, Stand, open_stand
 from e2e.engine.environment import EnvironmentBuildError
+from e2e.go import GoError
+from e2e.install.programs import ProgramError
 
 REPORT = Path(__file__).resolve().parents[2] / "build" / "demo-report.json"
 
@@ -110,6 +112,8 @@ def main() -> int:
         ClusterError,
         DemoError,
         EnvironmentBuildError,
+        GoError,
+        ProgramError,
         TimeoutError,
         httpx.HTTPError,
         subprocess.SubprocessError,

@@ -19,7 +19,7 @@ from e2e.demo.report import Report
 from e2e.demo.stand import REPLICAS, DemoError, Stand
 from e2e.demo.traffic import Answer, Prefix, chat, noise, noise_on_each
 from e2e.demo.watch import Watch, condition, warm_on
-from e2e.deployment import SYSTEM, WORKLOAD
+from e2e.install.values import SYSTEM, TEAM
 from promptprefix.resource import PromptPrefixSpec
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "support-triage.yaml"
@@ -63,7 +63,7 @@ class Declared:
     def watch(self, stand: Stand) -> Watch:
         """Follow the resource."""
         only = f"--field-selector=metadata.name={self.name}"  # also while it does not exist yet
-        return Watch(stand.kubectl_command, "promptprefix", only, "-n", WORKLOAD)
+        return Watch(stand.kubectl_command, "promptprefix", only, "-n", TEAM)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def clear(bench: Bench) -> None:
     """Delete what an earlier run left on an existing cluster: it would be Warm at once."""
     name = bench.declared.name
     bench.stand.kubectl(
-        "delete", "promptprefix", name, "-n", WORKLOAD, "--ignore-not-found", timeout=90
+        "delete", "promptprefix", name, "-n", TEAM, "--ignore-not-found", timeout=90
     )
 
 
@@ -277,7 +277,7 @@ async def restart(bench: Bench, watch: Watch) -> None:
     victim = bench.stand.engines[0].pod
     begin = time.monotonic()
     bench.stand.kubectl(
-        "exec", "-n", WORKLOAD, victim, "-c", "vllm", "--", "python3", "-c", KILL_ALL_BUT_PID_1
+        "exec", "-n", TEAM, victim, "-c", "vllm", "--", "python3", "-c", KILL_ALL_BUT_PID_1
     )
     await watch.wait(
         "the loss noticed",
@@ -297,7 +297,7 @@ def memory(bench: Bench) -> None:
         ("operator", SYSTEM, "deployment/promptprefix-operator", "operator"),
         ("picker", SYSTEM, "deployment/promptprefix-router", "picker"),
         *(
-            ("sidecar", WORKLOAD, f"pod/{engine.pod}", "promptprefix-sidecar")
+            ("sidecar", TEAM, f"pod/{engine.pod}", "promptprefix-sidecar")
             for engine in bench.stand.engines
         ),
     ]
@@ -317,7 +317,7 @@ async def delete(bench: Bench) -> None:
     last, edited = bench.engine_urls[-1:], bench.declared.distinct(EDITION)
     tokens = bench.report.figures["prefix_tokens"]
     _expect_cached(await _cached(bench, last[0], edited), tokens)
-    kubectl("delete", "promptprefix", bench.declared.name, "-n", WORKLOAD, timeout=90)
+    kubectl("delete", "promptprefix", bench.declared.name, "-n", TEAM, timeout=90)
     pinned = [await _pinned_blocks(bench, engine.sidecar_url) for engine in bench.stand.engines]
     await noise_on_each(bench.client, last, bench.model, 900_000, 2 * CACHE_TOKENS)
     left = await _cached(bench, last[0], edited)

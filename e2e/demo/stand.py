@@ -5,26 +5,35 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-from e2e import deployment
-from e2e.application import Application, ensure_application
 from e2e.cache import cache_root
 from e2e.cluster import Cluster
-from e2e.cluster.image import find_or_build
-from e2e.deployment import SYSTEM, WORKLOAD, EngineCommand, Sources
-from e2e.engine.environment import Environment, ensure_environment
+from e2e.cluster.image import find_or_build as find_or_build_base
+from e2e.engine.environment import ensure_environment
 from e2e.engine.model import ensure_model
-from e2e.engine.server import EngineOptions, engine_arguments, engine_environment
+from e2e.images import Images, build_images
+from e2e.install import values
+from e2e.install.folders import Folders
+from e2e.install.programs import Helm, Kubectl, kubectl_of
+from e2e.install.values import SYSTEM, TEAM
+from e2e.install.workloads import namespace
+from e2e.tools import helm
 
 Progress = Callable[[str], None]
 
+CHARTS = Path(__file__).resolve().parents[2] / "charts"
+APP = "vllm"
+COMPONENT = "app.kubernetes.io/name=promptprefix,app.kubernetes.io/component={}"
+ROUTER_PODS = COMPONENT.format("router")
+ENGINE_PODS = f"app={APP}"
 ENGINE_PORT = 8000
 SIDECAR_PORT = 8090
 ROUTER_PORT = 8080
@@ -57,44 +66,16 @@ class Stand:
     engines: tuple[Engine, ...]
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
-        """Run kubectl and return its output; raise `DemoError` with what it said."""
-        return _kubectl(self.kubectl_command, *arguments, input=input, timeout=timeout)
+        """Run kubectl and return its output; raise `ProgramError` with what it said."""
+        return Kubectl(self.kubectl_command)(*arguments, input=input, timeout=timeout)
 
 
 @dataclass(frozen=True)
 class Parts:
     """Everything slow to build, from the cache or new."""
 
-    application: Application
-    environment: Environment
-    model: Path
-
-    def sources(self, image: str) -> Sources:
-        """Return what pods are made of."""
-        return Sources(
-            image=image,
-            dependencies=self.application.dependencies,
-            packages=self.application.packages,
-            vllm=self.environment.vllm_cache.parent,
-            model=self.model,
-        )
-
-    def engine(self) -> EngineCommand:
-        """Return the engine container's command and environment, at the places of its mounts."""
-        folder = self.environment.vllm_cache.parent
-        site_packages = self.environment.site_packages.relative_to(folder)
-        cache = self.environment.vllm_cache.relative_to(folder)
-        options = EngineOptions(host="0.0.0.0", port=ENGINE_PORT, fork=False)  # noqa: S104 - a pod's own address
-        return EngineCommand(
-            command=("python3", *engine_arguments("/opt/model", options)),
-            env=engine_environment(
-                site_packages=f"/opt/vllm/{site_packages}",
-                plugin="/opt/plugin",
-                vllm_cache=f"/opt/vllm/{cache}",
-                home="/tmp",
-                key_file="/run/promptprefix/key/key",
-            ),
-        )
+    images: Images
+    folders: Folders
 
 
 @contextmanager
@@ -104,82 +85,93 @@ def open_stand(
     """Build, start and deploy everything; end it when the block is left, unless ``keep``."""
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         slow = pool.submit(_build, progress)
+        program = pool.submit(helm.find_or_build, progress)
         if context:
-            command: tuple[str, ...] = ("kubectl", "--context", context)
-            images = find_or_build(progress)
+            kubectl = kubectl_of("kubectl", ("--context", context))
+            options: tuple[str, ...] = ("--kube-context", context)
+            base = find_or_build_base(progress)
+            parts = slow.result()
             progress(
-                f"context {context}: its node must have the image of {images.archive} and see "
-                f"{cache_root()} at the same path"
+                f"context {context}: its node must have the images of {base.archive} and "
+                f"{parts.images.archive}, and see {cache_root()} at the same path"
             )
-            image = images.python
+            image = base.python
         else:
             cluster = stack.enter_context(Cluster.start(progress=progress, keep=keep))
-            command = (
-                str(cluster.binaries.path("kubectl")),
-                f"--kubeconfig={cluster.kubeconfig}",
-            )
+            options = (f"--kubeconfig={cluster.kubeconfig}",)
+            kubectl = kubectl_of(str(cluster.binaries.path("kubectl")), options)
             image = cluster.image
-        parts = slow.result()
+            parts = slow.result()
+            cluster.import_images(parts.images.archive)
         stage("build and cluster")
-        kubectl = _Kubectl(command)
-        deployment.deploy(kubectl, parts.sources(image), parts.engine())
+        _deploy(kubectl, Helm((str(program.result()), *options)), parts, image)
         _wait_ready(kubectl, progress)
-        stand = _connect(stack, command, kubectl, forward=bool(context))
+        stand = _connect(stack, kubectl, forward=bool(context))
         _wait_routed(stand)
         stage("pods ready")
         yield stand
 
 
-@dataclass(frozen=True)
-class _Kubectl:
-    command: tuple[str, ...]
-
-    def __call__(self, *arguments: str, input: str | None = None, timeout: float = 60) -> str:
-        return _kubectl(self.command, *arguments, input=input, timeout=timeout)
-
-
-def _kubectl(
-    command: Sequence[str], *arguments: str, input: str | None = None, timeout: float = 60
-) -> str:
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise DemoError(f"{command[0]} is not on the PATH: install kubectl") from error
-    if done.returncode:
-        raise DemoError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
-
-
 def _build(progress: Progress) -> Parts:
-    application = ensure_application(progress)
+    images = build_images(progress)
     environment = ensure_environment(progress)
     model = ensure_model(environment.python, cache_root(), progress)
-    return Parts(application, environment, model)
+    return Parts(images, Folders(TEAM, environment, model))
 
 
-def _wait_ready(kubectl: _Kubectl, progress: Progress) -> None:
+def _deploy(kubectl: Kubectl, install: Helm, parts: Parts, image: str) -> None:
+    """Install both charts as a user does."""
+    kubectl.apply(namespace(SYSTEM), namespace(TEAM), *parts.folders.objects())
+    ours = values.promptprefix(parts.images)
+    # One operator, so that the memory measured is the leader's.
+    ours["operator"] = {**ours["operator"], "replicas": 1}
+    install.apply("install", "promptprefix", CHARTS / "promptprefix", SYSTEM, ours)
+    engines = values.warm_vllm(parts.images, image, parts.folders)
+    engines |= {"replicas": REPLICAS, "podLabels": {"app": APP}}
+    install.apply("install", APP, CHARTS / "warm-vllm", TEAM, engines, wait=False)
+
+
+def _pods(kubectl: Kubectl, where: str, selector: str) -> list[dict[str, Any]]:
+    """Return the pods that are not being deleted, sorted by name."""
+    listed = kubectl.read("pods", "-n", where, "-l", selector)["items"]
+    alive = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+    return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _describe(pod: Mapping[str, Any]) -> str:
+    """Return the pod's containers and their states in one line, for progress."""
+    status = pod.get("status", {})
+    states = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return " ".join(f"{s['name']}={_state(s)}" for s in states) or str(
+        status.get("phase", "Pending")
+    )
+
+
+def _state(status: Mapping[str, Any]) -> str:
+    if status.get("ready"):
+        return "ready"
+    state: dict[str, dict[str, Any]] = status.get("state", {})
+    kind, detail = next(iter(state.items()), ("waiting", {}))
+    return str(detail.get("reason") or kind)
+
+
+def _wait_ready(kubectl: Kubectl, progress: Progress) -> None:
     begin = time.monotonic()
     said: dict[str, str] = {}
-    wanted = (
-        (SYSTEM, "promptprefix-operator"),
-        (SYSTEM, "promptprefix-router"),
-        (WORKLOAD, "vllm"),
-    )
+    wanted = ((SYSTEM, COMPONENT.format("operator")), (SYSTEM, ROUTER_PODS), (TEAM, ENGINE_PODS))
     while True:
-        found = [pod for where, app in wanted for pod in deployment.pods(kubectl, where, app)]
-        words = {pod["metadata"]["name"]: deployment.describe(pod) for pod in found}
+        found = [pod for where, selector in wanted for pod in _pods(kubectl, where, selector)]
+        words = {pod["metadata"]["name"]: _describe(pod) for pod in found}
         for name, text in words.items():
             if said.get(name) != text:
                 progress(f"{name}: {text}")
         said = words
-        if len(found) == 2 + REPLICAS and all(deployment.is_ready(pod) for pod in found):
+        if len(found) == 2 + REPLICAS and all(map(_is_ready, found)):
             return
         if time.monotonic() - begin > START_TIMEOUT_S:
             raise DemoError(f"the pods are not ready after {START_TIMEOUT_S} s: {words}")
@@ -198,28 +190,28 @@ def _wait_routed(stand: Stand) -> None:
     raise DemoError(f"Envoy does not count {REPLICAS} healthy engines after {ROUTED_TIMEOUT_S} s")
 
 
-def _connect(
-    stack: ExitStack, command: tuple[str, ...], kubectl: _Kubectl, *, forward: bool
-) -> Stand:
-    def reach(namespace: str, pod: str, address: str, port: int) -> str:
+def _connect(stack: ExitStack, kubectl: Kubectl, *, forward: bool) -> Stand:
+    command = kubectl.command
+
+    def reach(where: str, pod: str, address: str, port: int) -> str:
         if not forward:
             return f"http://{address}:{port}"
-        return stack.enter_context(_forwarded(command, namespace, pod, port))
+        return stack.enter_context(_forwarded(command, where, pod, port))
 
-    def urls(namespace: str, app: str, *ports: int) -> Iterator[tuple[str, ...]]:
-        for found in deployment.pods(kubectl, namespace, app):
+    def urls(where: str, selector: str, *ports: int) -> Iterator[tuple[str, ...]]:
+        for found in _pods(kubectl, where, selector):
             name, address = found["metadata"]["name"], found["status"]["podIP"]
-            yield (name, *(reach(namespace, name, address, port) for port in ports))
+            yield (name, *(reach(where, name, address, port) for port in ports))
 
-    _, router_url, stats_url = next(urls(SYSTEM, "promptprefix-router", ROUTER_PORT, STATS_PORT))
-    engines = tuple(Engine(*entry) for entry in urls(WORKLOAD, "vllm", ENGINE_PORT, SIDECAR_PORT))
+    _, router_url, stats_url = next(urls(SYSTEM, ROUTER_PODS, ROUTER_PORT, STATS_PORT))
+    engines = tuple(Engine(*entry) for entry in urls(TEAM, ENGINE_PODS, ENGINE_PORT, SIDECAR_PORT))
     return Stand(command, router_url, stats_url, engines)
 
 
 @contextmanager
-def _forwarded(command: Sequence[str], namespace: str, pod: str, port: int) -> Iterator[str]:
+def _forwarded(command: tuple[str, ...], where: str, pod: str, port: int) -> Iterator[str]:
     process = subprocess.Popen(
-        [*command, "port-forward", "-n", namespace, f"pod/{pod}", f":{port}"],
+        [*command, "port-forward", "-n", where, f"pod/{pod}", f":{port}"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -227,7 +219,7 @@ def _forwarded(command: Sequence[str], namespace: str, pod: str, port: int) -> I
         line = process.stdout.readline() if process.stdout else ""
         local = re.search(r"127\.0\.0\.1:(\d+)", line)
         if not local:
-            raise DemoError(f"port-forward to {namespace}/{pod}:{port} failed: {line.strip()}")
+            raise DemoError(f"port-forward to {where}/{pod}:{port} failed: {line.strip()}")
         yield f"http://127.0.0.1:{local[1]}"
     finally:
         process.terminate()

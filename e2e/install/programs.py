@@ -65,12 +65,19 @@ class Helm(Program):
     """helm."""
 
     def apply(
-        self, action: str, release: str, chart: Path, namespace: str, values: Mapping[str, Any]
+        self,
+        action: str,
+        release: str,
+        chart: Path,
+        namespace: str,
+        values: Mapping[str, Any],
+        *,
+        wait: bool = True,
     ) -> None:
-        """Install or upgrade and wait until the objects are ready."""
+        """Install or upgrade; wait until the objects are ready."""
         self(
-            *(action, release, str(chart), "--namespace", namespace),
-            *("--values", "-", "--wait", "--timeout", "5m"),
+            *(action, release, str(chart), "--namespace", namespace, "--values", "-"),
+            *(("--wait", "--timeout", "5m") if wait else ()),
             input=json.dumps(values),
             timeout=330,
         )

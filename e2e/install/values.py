@@ -67,7 +67,10 @@ def warm_vllm(images: Images, base: str, folders: Folders) -> dict[str, Any]:
         "extraVolumes": folders.volumes(),
         "extraVolumeMounts": folders.mounts(),
         "shmSize": "1Gi",
-        "resources": {"requests": {"cpu": "300m", "memory": "2Gi"}, "limits": {"memory": "7Gi"}},
+        "resources": {
+            "requests": {"cpu": "300m", "memory": "2Gi"},
+            "limits": {"memory": "7Gi", "nvidia.com/gpu": None},
+        },
         "drain": {
             "preStopSeconds": 0,
             "shutdownTimeoutSeconds": 0,
