@@ -119,15 +119,6 @@ def assemble(
         resync_seconds=settings.resync_seconds,
         reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
     )
-    writer = StatusWriter(
-        api=api,
-        cluster=cluster,
-        controller=controller,
-        events=events,
-        metrics=metrics,
-        clock=time.monotonic,
-        rewrite_seconds=settings.resync_seconds,
-    )
     watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
     metrics.watch_uninjected(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
@@ -136,11 +127,7 @@ def assemble(
         controller=controller,
         publication=publication,
         watches=tuple(watches.values()),
-        statuses=StatusTasks(
-            resources=lambda: cluster.resources,
-            follow=lambda uid: writer.follow(uid, publication.wait),
-            clock=time.monotonic,
-        ),
+        statuses=_statuses(settings, api, cluster, controller, publication, events, metrics),
         warnings=PodWarnings(
             pods=lambda: cluster.pods,
             states=lambda: {uid: each.state for uid, each in sidecars.connected().items()},
@@ -158,6 +145,31 @@ def assemble(
             metrics=metrics,
             settling=lambda: controller.settling,
         ),
+    )
+
+
+def _statuses(
+    settings: Settings,
+    api: ApiServer,
+    cluster: Cluster,
+    controller: Controller,
+    publication: Publication,
+    events: Events,
+    metrics: Metrics,
+) -> StatusTasks:
+    writer = StatusWriter(
+        api=api,
+        cluster=cluster,
+        controller=controller,
+        events=events,
+        metrics=metrics,
+        clock=time.monotonic,
+        rewrite_seconds=settings.resync_seconds,
+    )
+    return StatusTasks(
+        resources=lambda: cluster.resources,
+        follow=lambda uid: writer.follow(uid, publication.wait),
+        clock=time.monotonic,
     )
 
 

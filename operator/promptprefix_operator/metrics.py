@@ -29,21 +29,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"promptprefix_operator_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"promptprefix_operator_{name}", text, labels, registry=self.registry)
+
         self.apply_to_warm = Histogram(
             "promptprefix_apply_to_warm_seconds",
             "From the first sight of a version of a resource until it is warm on all its pods.",
             buckets=_WARM_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.sync_requests = Counter(
-            "promptprefix_operator_sync_requests",
-            "Questions of sidecars by result: set, unchanged or the HTTP status of a refusal.",
-            ["result"],
-            registry=self.registry,
-        )
-        self.connected_sidecars = Gauge(
-            "promptprefix_operator_connected_sidecars",
-            "Sidecars connected at the last plan.",
             registry=self.registry,
         )
         self.plan_seconds = Histogram(
@@ -52,44 +48,37 @@ class Metrics:
             buckets=_PLAN_BUCKETS_S,
             registry=self.registry,
         )
-        self.plan_errors = Counter(
-            "promptprefix_operator_plan_errors",
-            "Plans that failed; the one before stays in force.",
-            registry=self.registry,
+        self.plan_errors = counter(
+            "plan_errors", "Plans that failed; the one before stays in force."
         )
-        self.status_writes = Counter(
-            "promptprefix_operator_status_writes",
-            "Writes of a resource's status by result: written or failed.",
-            ["result"],
-            registry=self.registry,
+        self.sync_requests = counter(
+            "sync_requests",
+            "Questions of sidecars by result: set, unchanged or the HTTP status of a refusal.",
+            "result",
         )
-        self.events = Counter(
-            "promptprefix_operator_events",
+        self.connected_sidecars = gauge(
+            "connected_sidecars", "Sidecars connected at the last plan."
+        )
+        self.status_writes = counter(
+            "status_writes", "Writes of a resource's status by result: written or failed.", "result"
+        )
+        self.events = counter(
+            "events",
             "Events by result: posted, failed (refused by the API server) or dropped (too many).",
-            ["result"],
-            registry=self.registry,
+            "result",
         )
-        self.namespace_watched = Gauge(
-            "promptprefix_operator_namespace_watched",
+        self.namespace_watched = gauge(
+            "namespace_watched",
             "1 while a served namespace can be read and watched, else 0; the log says why.",
-            ["namespace"],
-            registry=self.registry,
+            "namespace",
         )
-        self.cached_tokens = Gauge(
-            "promptprefix_operator_cached_token_reviews",
-            "Reviewed ServiceAccount tokens in the cache.",
-            registry=self.registry,
+        self.cached_tokens = gauge(
+            "cached_token_reviews", "Reviewed ServiceAccount tokens in the cache."
         )
-
-        self.leader = Gauge(
-            "promptprefix_operator_leader",
-            "1 while this replica leads, else 0.",
-            registry=self.registry,
-        )
-        self.leader_transitions = Counter(
-            "promptprefix_operator_leader_transitions",
+        self.leader = gauge("leader", "1 while this replica leads, else 0.")
+        self.leader_transitions = counter(
+            "leader_transitions",
             "Changes of the leader that this replica saw, its own lead included.",
-            registry=self.registry,
         )
 
     def watch_warmth(self, read: Callable[[], Iterable[Warmth]]) -> None:
