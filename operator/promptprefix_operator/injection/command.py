@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 from posixpath import basename
 from typing import Final
@@ -53,7 +54,7 @@ class Command:
     sets_pythonpath: bool = False
     text: str = ""
 
-    @property
+    @cached_property
     def flags(self) -> Flags:
         """Options of vLLM."""
         return flags_of(self.words)
@@ -108,9 +109,7 @@ def _scripted(words: list[str], script: int, environment: Environment, text: str
         return Command(Start.OTHER, tuple(words), extensible=False, sets_pythonpath=sets, text=text)
     # The word after the script is $0.
     positional = tuple(words[script + 2 :])
-    forwards = any(word.startswith(POSITIONAL) for word in found)
-    tail: list[str] = []
-    for word in found:
-        tail.extend(positional if word.startswith(POSITIONAL) else (word,))
-    extensible = forwards and len(words) > script + 1 and "--" not in tail
-    return Command(Start.SCRIPT, tuple(tail), extensible, sets_pythonpath=sets, text=text)
+    place = next((i for i, word in enumerate(found) if word.startswith(POSITIONAL)), None)
+    tail = found if place is None else (*found[:place], *positional, *found[place + 1 :])
+    extensible = place is not None and len(words) > script + 1 and "--" not in tail
+    return Command(Start.SCRIPT, tail, extensible, sets_pythonpath=sets, text=text)

@@ -13,6 +13,8 @@ from promptprefix_operator.injection.pod import Container, Pod
 DEFAULT_PORT = 8000
 """vLLM's own."""
 
+_MAX_NAMED = 4
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -27,7 +29,7 @@ class Engine:
     @property
     def name(self) -> str:
         """Name of the container, as messages quote it."""
-        return repr(self.container.name)
+        return self.container.shown
 
     @property
     def flags(self) -> Flags:
@@ -64,7 +66,7 @@ def find_engine(pod: Pod) -> Engine | str:
     ]
     for candidates in (runs, by_image):
         if len(candidates) > 1:
-            names = ", ".join(each.name for each in candidates)
+            names = ", ".join(each.name for each in candidates[:_MAX_NAMED])
             return (
                 f"the containers {names} all look like vLLM: "
                 f"name one with the annotation {marks.CONTAINER}."

@@ -17,14 +17,14 @@ from typing import Final
 
 from promptprefix_operator.injection.pod import Container, JsonObject, Pod
 
-_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]{0,256})\)")
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]{0,256}+)\)")
 _UNKNOWN: Final = re.compile(r"\$\([A-Za-z_][-._A-Za-z0-9]*\)")
 _MARK: Final = re.compile("\0([0-9]+)\0")
 _CARRIED: Final = "PROMPTPREFIX_FROM_ENGINE_"
 """Before the name of a variable of the engine that the sidecar needs."""
 
 
-MAX_ADDED_CHARS: Final = 1_000_000
+MAX_ADDED_CHARS: Final = 131_072
 """What references may add to all texts of a pod."""
 
 

@@ -23,7 +23,7 @@ from promptprefix_operator.injection.patch import (
     pointer,
     set_members,
 )
-from promptprefix_operator.injection.pod import JsonObject, Pod
+from promptprefix_operator.injection.pod import MAX_CHARACTERS, JsonObject, Pod
 from promptprefix_operator.injection.policy import (
     Case,
     has_plugin,
@@ -78,6 +78,12 @@ def _decide(pod: Pod, namespace: str, options: InjectionOptions) -> Injection:
         )
     if _is_windows(pod):
         return _nothing(pod, "the pod is for Windows, and the sidecar is for Linux.")
+    if not pod.is_readable:
+        return _nothing(
+            pod,
+            "commands and variables of the pod are too long to be read (together "
+            f"{MAX_CHARACTERS} characters): keep them in ConfigMaps.",
+        )
     taken = taken_names(pod) or taken_port(pod)
     if taken:
         return _nothing(pod, taken)

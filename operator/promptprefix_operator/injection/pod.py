@@ -11,6 +11,10 @@ from pydantic.alias_generators import to_camel
 JsonObject = dict[str, Any]
 """A part of a manifest that is only copied or written."""
 
+MAX_CHARACTERS: Final = 131_072
+"""Containers with more are not read: anybody who may create pods could have us busy."""
+
+_CHARACTERS_PER_ITEM: Final = 16
 _MEMBER: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
@@ -92,6 +96,23 @@ class Container(Part):
     resources: Opaque = {}
     restart_policy: Text = ""
 
+    @property
+    def shown(self) -> str:
+        """The name as messages quote it; longer ones are refused by Kubernetes."""
+        return repr(self.name[:63])
+
+    @property
+    def length(self) -> int:
+        """Characters of all that is read, with some for each item."""
+        texts = (
+            *(self.name, self.image, *self.command, *self.args),
+            *(text for each in self.env for text in (each.name, each.value)),
+            *(each.prefix for each in self.env_from),
+            *(each.mount_path for each in self.volume_mounts),
+        )
+        items = len(texts) + len(self.ports) + 1
+        return sum(map(len, texts)) + _CHARACTERS_PER_ITEM * items
+
     def variable(self, name: str) -> Variable | None:
         """Return the definition of a variable that counts: the last one."""
         return next((each for each in reversed(self.env) if each.name == name), None)
@@ -134,6 +155,16 @@ class Pod(Part):
         """All containers; their names share one space."""
         spec = self.spec
         return (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the containers are short enough to be read in little time."""
+        left = MAX_CHARACTERS
+        for container in self.all_containers:
+            left -= container.length
+            if left < 0:
+                return False
+        return True
 
     def field(self, source: JsonObject) -> str | None:
         """Return what an entry's ``valueFrom`` takes from the pod's own labels and annotations."""

@@ -86,7 +86,7 @@ def taken_port(pod: Pod) -> str:
     for container in pod.all_containers:
         ports = [port.container_port for port in container.ports if port.protocol == "TCP"]
         if PORT in ports:
-            return f"container {container.name!r} uses port {PORT}, which the sidecar needs."
+            return f"container {container.shown} uses port {PORT}, which the sidecar needs."
     return ""
 
 

@@ -21,9 +21,9 @@ _EXPANSIONS: Final = (
     r"(?P<escaped>\\.)"
     r"|(?P<double>\")"
     r"|(?P<positional>\$[@*]|\$\{[@*]\})"
-    r"|(?P<variable>\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}$`]{0,256}))?\}"
+    r"|(?P<variable>\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^}$`]{0,256}+))?\}"
     r"|\$(?P<plain>[A-Za-z_]\w*))"
-    r"|(?P<unknown>\$\(\([^)]{0,256}\)\)|\$\([^()]{0,256}\)|`[^`]{0,256}`|\$\{[^}]{0,256}\}|\$[(0-9?!#$-])"
+    r"|(?P<unknown>\$\(\([^)]{0,256}+\)\)|\$\([^()]{0,256}+\)|`[^`]{0,256}+`|\$\{[^}]{0,256}+\}|\$[(0-9?!#$-])"
 )
 _INSIDE: Final = re.compile(rf"{_EXPANSIONS}|(?P<text>[^\\\"$`]+|.)", re.DOTALL)
 _OUTSIDE: Final = re.compile(
@@ -66,7 +66,7 @@ class _Reader:
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
         self._words: list[str] = []
-        self._word: str | None = None
+        self._word: list[str] = []
         self._quoted = False
 
     def read(self, text: str) -> tuple[str, ...]:
@@ -120,9 +120,9 @@ class _Reader:
                 self._add(piece)
 
     def _add(self, text: str) -> None:
-        self._word = (self._word or "") + text
+        self._word.append(text)
 
     def _close(self) -> None:
-        if self._word is not None:
-            self._words.append(self._word)
-        self._word = None
+        if self._word:
+            self._words.append("".join(self._word))
+            self._word = []

@@ -73,6 +73,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         pod({"name": "kserve-container", "image": "kserve/huggingfaceserver:v1", "args": ["--a"]}),
         "huggingfaceserver",
     ),
+    "more than is read": (serve(env=[{"name": "A", "value": "x" * 131_072}]), "too long"),
     "Windows": (pod(os={"name": "windows"}), "Windows"),
     "Windows by label": (pod(nodeSelector={"kubernetes.io/os": "windows"}), "Windows"),
 }

@@ -122,6 +122,14 @@ def test_a_script_that_names_the_plugin_gets_it() -> None:
     assert variables(sidecar(after))["PROMPTPREFIX_ENGINE_URL"].endswith(":9000")
 
 
+def test_a_script_forwards_its_arguments_once() -> None:
+    script = 'vllm serve "$@" --port 9000 $@'
+    before = pod(container(command=["sh", "-c", script, "sh", "m", "--scheduler-cls", "a.B"]))
+    injection, after = injected(before)
+    assert injection.result == "soft"
+    assert variables(sidecar(after))["PROMPTPREFIX_ENGINE_URL"].endswith(":9000")
+
+
 @pytest.mark.parametrize(
     ("env", "baked", "expected"),
     [
