@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ENVIRONMENT = ":env:"
@@ -20,7 +20,7 @@ PATHS = ("cert", "client-cert", "find-links")
 class PipConfiguration:
     """A configuration file's text, which may hold a password, and the paths that it names."""
 
-    text: str
+    text: str = field(repr=False)
     paths: tuple[Path, ...]
 
     @classmethod
