@@ -14,7 +14,7 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import yaml
 
+from e2e.charts.render import Object, render
 from e2e.cluster import Cluster
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
@@ -38,12 +39,12 @@ from promptprefix.wire import (
 )
 
 ROOT = Path(__file__).parents[1]
-MANIFESTS = ROOT / "e2e" / "manifests"
 SYSTEM = "promptprefix-system"
 MODEL = "demo"
 TEXT = "You are the keeper of a text that must not leak. " * 40
 OPERATOR = f"--serviceaccount={SYSTEM}:promptprefix-operator"
 RBAC_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+FILLED_KINDS = ("Secret", "ConfigMap", "Lease")
 
 
 @contextmanager
@@ -52,19 +53,32 @@ def control_plane() -> Iterator[Cluster]:
     with Cluster.start(progress=print, node=False) as started:
         started.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         started.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        started.kubectl("apply", "--server-side", "-f", str(MANIFESTS / "namespaces.yaml"))
-        manifests = (MANIFESTS / "operator.yaml").read_text()
-        rights = [
-            each
-            for each in yaml.safe_load_all(re.sub(r"\$\{\w+\}", "unused", manifests))
-            if each["kind"] in RBAC_KINDS
-        ]
-        started.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(rights))
-        for namespace, account in (("ml", "vllm"), (SYSTEM, "promptprefix-router")):
-            started.kubectl("create", "serviceaccount", account, "-n", namespace)
+        for namespace in (SYSTEM, "ml"):
+            apply(started, json.dumps(_namespace(namespace)))
+        for each in installed("ml", RBAC_KINDS + FILLED_KINDS):
+            apply(started, json.dumps(each))
+        started.kubectl("create", "serviceaccount", "vllm", "-n", "ml")
         for index in range(2):
             make_pod(started, f"vllm-{index}", f"10.0.0.{index + 1}")
         yield started
+
+
+def installed(served: str, kinds: Collection[str]) -> list[Object]:
+    """Return what the chart installs for a served namespace: rights, and what is filled later."""
+    return [
+        each
+        for each in render("promptprefix", {"namespaces": [served]}, namespace=SYSTEM)
+        if each["kind"] in kinds
+    ]
+
+
+def _namespace(name: str) -> Object:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": labels},
+    }
 
 
 def make_pod(

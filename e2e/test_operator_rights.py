@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from e2e.cluster import Cluster
 from e2e.operator_stand import (
-    MANIFESTS,
     OPERATOR,
     ROOT,
     TEXT,
@@ -23,6 +21,7 @@ from e2e.operator_stand import (
     conditions,
     control_plane,
     events,
+    installed,
     make_pod,
     manifest,
     operator,
@@ -51,19 +50,10 @@ def make_namespace(server: Cluster, name: str) -> None:
 
 
 def grant(server: Cluster, namespace: str) -> None:
-    """Give the operator the rights that it has in the namespace ml."""
-    manifests = yaml.safe_load_all((MANIFESTS / "operator.yaml").read_text().replace("${", "{"))
-    role = next(
-        each
-        for each in manifests
-        if each["kind"] == "Role" and each["metadata"]["namespace"] == "ml"
-    )
-    role["metadata"]["namespace"] = namespace
-    apply(server, json.dumps(role))
-    server.kubectl(
-        "create", "rolebinding", "operator", "-n", namespace,
-        "--role=promptprefix-operator", OPERATOR,
-    )  # fmt: skip
+    """Give the operator the rights in another namespace that the chart would."""
+    for each in installed(namespace, ("Role", "RoleBinding")):
+        if each["metadata"]["namespace"] == namespace:
+            apply(server, json.dumps(each))
 
 
 async def eventually(running: Operator, series: str, value: float) -> None:
