@@ -19,7 +19,8 @@ log = structlog.get_logger(__name__)
 class Ports:
     """Numbers are 0 until the port is open. ``own`` is the certificate that we make ourselves.
 
-    ``open`` is set once all are open, ``answering`` once the control port is.
+    ``answering`` is set once the control port is open. The webhook may stay without a certificate:
+    whoever keeps its files stops the injection, not the operator.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -29,7 +30,6 @@ class Ports:
         self._control = self._certificate(settings.tls_cert_file, settings.tls_key_file)
         self._webhook = self._certificate(settings.webhook_cert_file, settings.webhook_key_file)
         self.answering = asyncio.Event()
-        self.open = asyncio.Event()
         self.control = 0
         self.metrics = 0
         self.webhook = 0
@@ -49,18 +49,13 @@ class Ports:
             stack, control, settings.listen_host, settings.listen_port, self._control.context
         )
         self.answering.set()
+        log.info("listening", control_port=self.control, metrics_port=self.metrics)
         if webhook is not None:
             await self._webhook.loaded.wait()
             self.webhook = await listen(
                 stack, webhook, settings.webhook_host, settings.webhook_port, self._webhook.context
             )
-        self.open.set()
-        log.info(
-            "listening",
-            control_port=self.control,
-            metrics_port=self.metrics,
-            webhook_port=self.webhook or None,
-        )
+            log.info("webhook listening", webhook_port=self.webhook)
 
     async def keep_files(self) -> None:
         """Follow the certificate files, for ever."""

@@ -150,7 +150,7 @@ class Operator:
     def _health(self) -> Health:
         led, leader = self._led_since, self._leader
         return health_of(
-            listening=self.ports.open.is_set(),
+            listening=self.ports.answering.is_set(),
             led_seconds=None if led is None else time.monotonic() - led,
             pass_age=None if leader is None else leader.controller.pass_age,
             limit_seconds=_STALE_PASSES * self._settings.resync_seconds,

@@ -9,6 +9,8 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,7 +21,8 @@ from kubernetes.aio.client.configuration import Configuration
 
 from promptprefix.resource import KIND
 from promptprefix.wire import STANDBY_STATUS
-from promptprefix_operator import trust
+from promptprefix_operator import serving_certificate, trust
+from promptprefix_operator.certificates import new_authority, new_serving
 from promptprefix_operator.leadership import Times
 from promptprefix_operator.service import Operator
 from promptprefix_operator.settings import Settings
@@ -72,7 +75,7 @@ class Replica:
 
     @property
     def open(self) -> bool:
-        return self.operator.ports.open.is_set()
+        return self.operator.ports.answering.is_set()
 
 
 @asynccontextmanager
@@ -211,7 +214,8 @@ async def test_the_webhook_is_served_by_both_and_its_ca_kept(
         replica(api, "a", webhook_configuration="injector") as first,
         replica(api, "b", webhook_configuration="injector") as second,
     ):
-        await until(lambda: first.open and second.open and published(api))
+        await until(lambda: bool(first.operator.ports.webhook and second.operator.ports.webhook))
+        await until(lambda: published(api))
         bundle = api.objects["v1/configmaps", "ml", "promptprefix-ca"]["data"]["ca.crt"]
         wanted = base64.b64encode(bundle.encode()).decode()
         for _ in range(2):  # at first, and after somebody reset it
@@ -226,6 +230,23 @@ async def test_the_webhook_is_served_by_both_and_its_ca_kept(
                 )
                 async with asking as answer:
                     assert await answer.text() == "hello"
+
+
+async def test_without_the_webhooks_files_only_the_webhook_is_missing(
+    api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_certificate, "FILES_SECONDS", 0.05)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    files = {"webhook_cert_file": certificate, "webhook_key_file": key}
+    async with replica(api, "a", webhook_configuration="injector", **files) as only:
+        await until(lambda: only.leads)
+        assert only.operator.ports.webhook == 0
+        assert (await probe(only, "/healthz"))[0] == 200
+        now = datetime.now(UTC)
+        made = new_serving(new_authority(now), ["promptprefix-webhook"], now)
+        key.write_bytes(made.key)
+        certificate.write_bytes(made.certificate)
+        await until(lambda: only.operator.ports.webhook > 0)
 
 
 def client_config(api: ApiServer) -> dict[str, Any]:
