@@ -4,8 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# For `make images`. Other bases: BUILD_IMAGE, RUNTIME_IMAGE and, for the plugin,
+# PLUGIN_RUNTIME_IMAGE. BUILD_FLAGS goes to the builder as it is.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+BUILDER ?= $(notdir $(firstword $(shell command -v docker podman buildah)))
+TAG ?= $(VERSION)
+REGISTRY ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help check test demo lint types imports unit crds e2e cluster clean
+.PHONY: help check test demo lint types imports unit crds e2e cluster images clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +55,21 @@ demo: $(STAMP) ## Apply a prompt prefix to real vLLM pods and print the gain (KE
 
 cluster: $(STAMP) ## A control plane and one node, until Ctrl-C
 	$(BIN)/python -m e2e.cluster up
+
+images: ## Build the four images (REGISTRY=, TAG=, BUILDER=docker|podman|buildah, PIP_CONF=file)
+	@test -n "$(BUILDER)" || { echo "no docker, podman or buildah here: set BUILDER=" >&2; exit 1; }
+	@set -e; for component in operator sidecar router plugin; do \
+	  folder=$$component; runtime="$(RUNTIME_IMAGE)"; \
+	  case $$component in plugin) folder=engine; runtime="$(PLUGIN_RUNTIME_IMAGE)";; esac; \
+	  name="$(REGISTRY:%=%/)promptprefix-$$component:$(TAG)"; \
+	  echo "$$name from $$folder/Containerfile"; \
+	  $(BUILDER) build --file "$$folder/Containerfile" --tag "$$name" \
+	    --label org.opencontainers.image.version="$(VERSION)" \
+	    --label org.opencontainers.image.revision="$(REVISION)" \
+	    $(BUILD_IMAGE:%=--build-arg BUILD_IMAGE=%) \
+	    $${runtime:+--build-arg RUNTIME_IMAGE="$$runtime"} $(PIP_CONF:%=--secret id=pip,src=%) \
+	    $(BUILD_FLAGS) .; \
+	done
 
 clean: ## Remove what was built in the checkout (the cache stays)
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

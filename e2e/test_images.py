@@ -19,7 +19,7 @@ PYTHON_COMPONENTS = ("operator", "sidecar", "router")
 # One that each component can't do without, as it is spelt in the complaint.
 REQUIRED = {"operator": "namespaces", "sidecar": "PROMPTPREFIX_CONTROL_URL", "router": "tenant"}
 PLUGIN_BYTES = 4_000_000
-LABELS = ("title", "description", "version", "revision", "licenses")
+LABELS = ("title", "description", "version", "licenses")
 
 pytestmark = pytest.mark.timeout(900)  # the first of them builds
 

@@ -106,14 +106,15 @@ def _build(sources: Sources, bases: Bases, images: Images, progress: Progress) -
 
 
 def _options(sources: Sources, temporary: Path) -> list[str]:
-    """Return what each build gets: labels, and the way to the package index."""
+    """Return what each build gets: its version, and the way to the package index."""
     pip = PipConfiguration.of_this_machine()
     file = temporary / "pip.conf"
     file.touch(mode=0o600)
     file.write_text(pip.text)
     version = tomllib.loads(sources.files["pyproject.toml"].decode())["project"]["version"]
     volumes = [f"--volume={path}:{path}:ro" for path in pip.paths]
-    return [f"--secret=id=pip,src={file}", f"--build-arg=VERSION={version}", *volumes]
+    labels = [f"--label=org.opencontainers.image.version={version}"]
+    return [f"--secret=id=pip,src={file}", *labels, *volumes]
 
 
 def _size(folder: Path) -> int:
