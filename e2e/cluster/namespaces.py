@@ -74,6 +74,9 @@ class Namespaces:
             "ip link set lo up",
             f"ip addr add {self.network.node_address}/30 dev eth0",
             "ip link set eth0 up",
+            # The API server dials webhooks by ClusterIP. The packet filter turns that into a pod's
+            # address only after a route was found.
+            f"ip route add {self.network.services} dev eth0 src {self.network.node_address}",
             "echo 1 > /proc/sys/net/ipv4/ip_forward",
             "mount -t tmpfs -o mode=755 tmpfs /run",
         ]
