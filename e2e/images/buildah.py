@@ -27,7 +27,7 @@ class Buildah:
         """Return what the command prints; raise `ClusterError` with the end of its complaint."""
         NOTES.mkdir(parents=True, exist_ok=True)
         command = ["unshare", "--mount", "sh", "-c", SCRIPT, "sh", "buildah",
-                   f"--root={self.storage / 'layers'}",
+                   "--storage-driver=overlay", f"--root={self.storage / 'layers'}",
                    f"--runroot={self.temporary / 'run'}"]  # fmt: skip
         try:
             done = subprocess.run(
