@@ -66,6 +66,8 @@ def build_images(progress: Progress) -> Images:
     with (folder / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second builder waits for the first
         if not images.archive.exists():
+            for leftover in folder.glob("making-*"):  # of a build that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
             _build(sources, bases, images, progress)
             _drop_old(folder)
     return images
