@@ -71,7 +71,7 @@ async def test_a_namespace_that_cannot_be_read_is_told_and_blocks_no_other(
     async with operator(server, tmp_path, "dark,ml") as running, sidecars(server, running):
         await until(lambda: ready(server, "triage") == ("True", "Warm", 1))
         assert await running.metric(WATCHED) == 0
-        assert await running.metric(WATCHED.replace("dark", "ml")) == 1
+        await eventually(running, WATCHED.replace("dark", "ml"), 1)
         assert (await running.health("/healthz"))[0] == 200
         told = next(each for each in running.errors if each["event"].startswith("namespace can't"))
         assert told["namespace"] == "dark"
