@@ -181,9 +181,8 @@ async def stand(server: Cluster, folder: Path) -> AsyncIterator[Stand]:
         fakes = [await stack.enter_async_context(sidecar(server, front, i)) for i in range(2)]
         apply(server, manifest("kept"))
         await until(lambda: ready(server, "kept") == ("True", "Warm", 1))
-        await asyncio.sleep(1)  # the status may move once more, to the second pod
+        await until(lambda: get(server, "promptprefix", "kept")["status"]["warm"] == "2/2")
         before = get(server, "promptprefix", "kept")
-        assert before["status"]["warm"] == "2/2"
         term = fakes[0].applied.term if fakes[0].applied else 0
         yield Stand(first, second, fakes, before, term)
         server.kubectl("delete", "promptprefix", "kept", "-n", "ml", "--timeout=5s")
