@@ -44,7 +44,7 @@ MODEL = "demo"
 TEXT = "You are the keeper of a text that must not leak. " * 40
 OPERATOR = f"--serviceaccount={SYSTEM}:promptprefix-operator"
 RBAC_KINDS = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-FILLED_KINDS = ("Secret", "ConfigMap", "Lease")
+FILLED_KINDS = ("Secret", "ConfigMap")
 
 
 @contextmanager

@@ -34,7 +34,6 @@ ALWAYS = {
     "ClusterRoleBinding promptprefix-operator-promptprefix-system",
     "ConfigMap promptprefix-ca",
     "Deployment promptprefix-operator",
-    "Lease promptprefix-operator",
     "Pod promptprefix-install-check",
     "Role promptprefix-install-check",
     "Role promptprefix-operator",

@@ -31,6 +31,7 @@ CA_BUNDLE = (
 OWN = {
     ("", "secrets", "promptprefix-operator-tls", "get update"),
     ("coordination.k8s.io", "leases", "promptprefix-operator", "get update"),
+    ("coordination.k8s.io", "leases", "", "create"),
     ("", "configmaps", "promptprefix-ca", "get patch"),
 }
 SERVED = {

@@ -1,4 +1,4 @@
-"""What outlives an upgrade: the CRD, and what others fill in (certificates, Lease, CA bundle)."""
+"""What outlives an upgrade: the CRD, and what others fill in (certificates, CA bundle)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from promptprefix_operator.credentials import SECRET
 CRD = "promptprefixes.promptprefix.dev"
 FILLED = {
     ("Secret", "promptprefix-operator-tls", NAMESPACE),
-    ("Lease", "promptprefix-operator", NAMESPACE),
     ("ConfigMap", "promptprefix-ca", NAMESPACE),
     ("ConfigMap", "promptprefix-ca", "ml"),
     ("ConfigMap", "promptprefix-ca", "chat"),
@@ -33,9 +32,7 @@ FILLED = {
 
 
 def test_what_the_operator_fills_is_rendered_empty() -> None:
-    found = [
-        each for each in objects(TWO_TEAMS) if each["kind"] in ("Secret", "Lease", "ConfigMap")
-    ]
+    found = [each for each in objects(TWO_TEAMS) if each["kind"] in ("Secret", "ConfigMap")]
     places = {
         (each["kind"], each["metadata"]["name"], each["metadata"]["namespace"]) for each in found
     }

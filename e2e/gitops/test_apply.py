@@ -58,7 +58,6 @@ def test_a_prompt_is_applied_and_edited(
 FILLED: dict[tuple[str, str], dict[str, Any]] = {
     ("Secret", "promptprefix-operator-tls"): {"data": {"tls.crt": "QQ=="}},
     ("ConfigMap", "promptprefix-ca"): {"data": {"ca.crt": "A"}},
-    ("Lease", "promptprefix-operator"): {"spec": {"holderIdentity": "operator-0"}},
     ("MutatingWebhookConfiguration", f"promptprefix-injector-{NAMESPACE}"): {
         "webhooks": [{"name": "inject.promptprefix.dev", "clientConfig": {"caBundle": "QQ=="}}]
     },

@@ -27,7 +27,10 @@ CHART = CHARTS / "promptprefix"
 TEAM_PODS = ",".join(f"{name}={value}" for name, value in LABELS.items())
 ROUTER = f"http://promptprefix-router.{SYSTEM}.svc"
 OPERATOR_PODS = "app.kubernetes.io/name=promptprefix,app.kubernetes.io/component=operator"
-KEPT = "customresourcedefinitions.apiextensions.k8s.io /promptprefixes.promptprefix.dev"
+KEPT = {
+    "customresourcedefinitions.apiextensions.k8s.io /promptprefixes.promptprefix.dev",
+    "apiservices.apiregistration.k8s.io /v1alpha1.promptprefix.dev",  # made from the former
+}
 SECRET = "sensitive"
 METRICS = """
 import urllib.request as u
@@ -109,10 +112,10 @@ def sidecar_words(stand: Stand, pod: str) -> list[str]:
 
 
 def warm_before_ready(words: list[str]) -> bool:
-    """Whether the last ``ready`` follows a ``prefix warm`` of the same life of the engine."""
+    """Whether the last ``ready`` follows a ``prefix pinned`` of the same life of the engine."""
     last = len(words) - 1 - words[::-1].index("ready")
     begin = max((i for i, word in enumerate(words[:last]) if word == "engine restarted"), default=0)
-    return "prefix warm" in words[begin:last]
+    return "prefix pinned" in words[begin:last]
 
 
 def warm_ups(stand: Stand) -> dict[str, float]:
@@ -278,8 +281,8 @@ def test_helm_upgrade_from_the_previous_version_keeps_pins_and_state(stand: Stan
     assert _kept_state(stand) == state
     # Only the text that could not be read before is new.
     assert warm_ups(stand) == {pod: count + 1 for pod, count in warmed.items()}
-    evicted = [stand.sidecar_metric(pod, "pinned_tokens") for pod in warmed]
-    assert all(tokens > 0 for tokens in evicted)
+    evicted = [stand.sidecar_metric(pod, "premature_evictions_total") for pod in warmed]
+    assert not any(evicted)
 
 
 def _kept_state(stand: Stand) -> dict[str, Any]:
@@ -318,7 +321,7 @@ def test_a_deleted_prefix_is_unpinned(stand: Stand) -> None:
     stand.kubectl("delete", "promptprefix", "--all", "-n", TEAM)
 
     def unpinned() -> bool:
-        return not any(stand.sidecar_metric(pod, "hard_pins") for pod in team_pods(stand))
+        return not any(stand.sidecar_metric(pod, "pinned_blocks") for pod in team_pods(stand))
 
     wait_until("no pod pins anything", unpinned, 30)
 
@@ -353,4 +356,4 @@ def test_nothing_is_left_but_what_is_kept(stand: Stand, before: frozenset[str]) 
         found = objects(stand.kubectl) - before
         return frozenset(each for each in found if not each.endswith("/kube-root-ca.crt"))
 
-    wait_until("nothing but the CRD is left", lambda: left() == {KEPT}, 60, left)
+    wait_until("nothing but the CRD is left", lambda: left() == KEPT, 60, left)

@@ -99,7 +99,8 @@ class Watch:
 class Leadership:
     """One candidate. ``identity`` must be no other process's; ``clock`` is monotonic seconds.
 
-    ``changed`` is called whenever another holder is seen. ``after_silence``: the lead was taken
+    A Lease that isn't there is created, owned by the Secret ``owner`` so that it goes with the
+    installation: Argo CD installs no Leases. ``changed`` is called whenever another holder is seen. ``after_silence``: the lead was taken
     from one whose time ran out.
     """
 
@@ -109,6 +110,7 @@ class Leadership:
         api: ApiServer,
         namespace: str,
         name: str,
+        owner: str,
         identity: str,
         times: Times,
         clock: Callable[[], float],
@@ -117,7 +119,11 @@ class Leadership:
     ) -> None:
         self._api = api
         self._where = {"namespace": namespace, "lease": name}
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases/{name}"
+        self._name = name
+        self._owner = owner
+        self._owner_path = f"/api/v1/namespaces/{quote(namespace)}/secrets/{owner}"
+        self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases"
+        self._path = f"{self._leases}/{name}"
         self.identity = identity
         self._times = times
         self._clock = clock
@@ -205,8 +211,10 @@ class Leadership:
         return True
 
     async def _take(self) -> bool | None:
-        """Return whether the Lease is ours now; None after a conflict."""
-        stored = self._stored or await self._api.get(self._path)
+        """Return whether the Lease is ours now; None where it must be read again."""
+        stored = self._stored or await self._read()
+        if stored is None:
+            return None
         record = record_of(stored)
         self._see(record)
         if not self._may_take(record):
@@ -225,6 +233,32 @@ class Leadership:
             raise
         self._see(record_of(self._stored))
         return True
+
+    async def _read(self) -> Json | None:
+        """Return the Lease; None if it was just created, without a holder."""
+        try:
+            return await self._api.get(self._path)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+        secret = await self._api.get(self._owner_path)
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "name": self._owner,
+            "uid": secret["metadata"]["uid"],
+        }
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name, "ownerReferences": [owner]},
+        }
+        try:
+            await self._api.create(self._leases, body)
+        except ApiError as error:
+            if error.status != _CONFLICT:  # another candidate was quicker
+                raise
+        return None
 
     def _may_take(self, record: Record) -> bool:
         if record.holder == self.identity:
@@ -259,7 +293,7 @@ class Leadership:
         if text == self._failure:
             return
         self._failure = text
-        hint = "create it empty, without a spec" if status == _NOT_FOUND else ""
+        hint = f"create the Secret {self._owner}, empty" if status == _NOT_FOUND else ""
         log.error("the Lease can't be read or written", error=text, hint=hint, **self._where)
 
 

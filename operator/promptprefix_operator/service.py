@@ -17,7 +17,7 @@ from promptprefix_operator.api_server import ApiServer, connection_of
 from promptprefix_operator.certificates import service_names
 from promptprefix_operator.control_api import ControlApi, control_application
 from promptprefix_operator.crd_check import check_crd
-from promptprefix_operator.credentials import CredentialStore
+from promptprefix_operator.credentials import SECRET, CredentialStore
 from promptprefix_operator.health import Health, health_application, health_of
 from promptprefix_operator.leader import Leader, assemble, utc_now
 from promptprefix_operator.leadership import Leadership, Times
@@ -162,6 +162,7 @@ class Operator:
             api=api,
             namespace=settings.own_namespace,
             name=settings.lease_name,
+            owner=SECRET,
             identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}",
             times=self._times,
             clock=time.monotonic,

@@ -48,8 +48,8 @@ seccompProfile: {type: RuntimeDefault}
     {{- include "warm-vllm.warming.env" . | nindent 4 }}
   ports:
     - {name: warming, containerPort: 8090, protocol: TCP}
-  readinessProbe: {httpGet: {path: /readyz, port: warming}, periodSeconds: 1}
-  livenessProbe: {httpGet: {path: /healthz, port: warming}, periodSeconds: 20, failureThreshold: 6}
+  readinessProbe: {httpGet: {path: /readyz, port: warming}, periodSeconds: 1, timeoutSeconds: 5}
+  livenessProbe: {httpGet: {path: /healthz, port: warming}, periodSeconds: 20, timeoutSeconds: 5, failureThreshold: 6}
   resources:
     {{- toYaml $sidecar.resources | nindent 4 }}
   securityContext:

@@ -152,10 +152,16 @@ def _sidecar(
             *variables,
         ],
         "ports": [{"name": "warming", "containerPort": PORT, "protocol": "TCP"}],
-        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "warming"}, "periodSeconds": 1},
+        # A starved node answers late: that must not take a serving pod out of service.
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "warming"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+        },
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": "warming"},
             "periodSeconds": 20,
+            "timeoutSeconds": 5,
             "failureThreshold": 6,
         },
         "volumeMounts": [

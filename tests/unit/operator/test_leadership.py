@@ -27,7 +27,9 @@ from promptprefix_operator.leadership import (
 )
 
 TIMES = Times(lease=15)
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/promptprefix-operator"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
+LEASE = f"{LEASES}/promptprefix-operator"
+SECRET = "/api/v1/namespaces/system/secrets/promptprefix-operator-tls"
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 HELD = Record("a", 15, "t0", "t0", 1)
 GIVEN_UP = Record("", RELEASED_SECONDS, "t0", "t9", 1)
@@ -43,14 +45,31 @@ class Store:
     failure: ApiError | None = None
     lost_answers: int = 0
     reads: int = 0
+    secret: str | None = "secret-uid"
+    creations: int = 0
+    owners: list[dict[str, str]] = field(default_factory=list)
 
     async def get(self, path: str) -> dict[str, Any]:
+        if path == SECRET:
+            if self.secret is None:
+                raise ApiError(404, "no such secret")
+            return {"metadata": {"uid": self.secret}}
         assert path == LEASE
         self.reads += 1
         if self.failure is not None:
             raise self.failure
         if self.lease is None:
             raise ApiError(404, "not found")
+        return copy.deepcopy(self.lease)
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        assert path == LEASES
+        assert body["metadata"]["name"] == "promptprefix-operator"
+        if self.lease is not None:
+            raise ApiError(409, "exists")
+        self.creations += 1
+        self.owners = body["metadata"]["ownerReferences"]
+        self.lease = {"metadata": {"resourceVersion": "1"}}
         return copy.deepcopy(self.lease)
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +105,7 @@ class Machine:
             api=self.store,  # type: ignore[arg-type]
             namespace="system",
             name="promptprefix-operator",
+            owner="promptprefix-operator-tls",
             identity=self.name,
             times=TIMES,
             clock=lambda: self.time,
@@ -151,6 +171,39 @@ async def test_an_empty_lease_is_taken_after_a_moment() -> None:
     assert machine.store.reads == reads, "a renewal needs one request"
     assert machine.store.record.renewed == "2026-01-01T00:00:05.000000Z"
     assert machine.store.record.acquired == "2026-01-01T00:00:03.000000Z"
+
+
+async def test_a_missing_lease_is_created_and_goes_with_the_installation() -> None:
+    store = Store(lease=None)
+    a, b = Machine(store, "a"), Machine(store, "b")
+    assert not await a.attempt()
+    assert not await b.attempt()
+    for machine in (a, b):
+        machine.time += TIMES.settle
+    assert await a.attempt()
+    assert not await b.attempt()
+    assert (store.record.holder, store.creations) == ("a", 1)
+    assert store.owners == [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "name": "promptprefix-operator-tls",
+            "uid": "secret-uid",
+        }
+    ]
+
+
+async def test_a_lease_that_is_deleted_stays_with_its_leader() -> None:
+    a, b = await led_by_a()
+    a.store.lease = None
+    assert not await b.attempt()
+    for machine in (a, b):
+        machine.time += TIMES.retry
+    assert await a.attempt()
+    b.time += TIMES.settle
+    assert not await b.attempt()
+    assert a.leads
+    assert not b.leads
 
 
 async def led_by_a() -> tuple[Machine, Machine]:
@@ -268,12 +321,12 @@ async def test_a_takeover_whose_answer_is_lost_is_known_at_the_next_look() -> No
 async def test_what_is_wrong_is_told_once(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = Machine(Store(lease=None), "a")
+    machine = Machine(Store(lease=None, secret=None), "a")
     for _ in range(3):
         assert not await machine.attempt()
     told = capsys.readouterr().out + caplog.text  # wherever tests before this one sent logs
     assert told.count("'t be read or written") == 1
-    assert "create it empty" in told
+    assert "create the Secret promptprefix-operator-tls, empty" in told
 
 
 @pytest.fixture
