@@ -100,8 +100,8 @@ class Leadership:
     """One candidate. ``identity`` must be no other process's; ``clock`` is monotonic seconds.
 
     A Lease that isn't there is created, owned by the Secret ``owner`` so that it goes with the
-    installation: Argo CD installs no Leases. ``changed`` is called whenever another holder is seen. ``after_silence``: the lead was taken
-    from one whose time ran out.
+    installation: Argo CD installs no Leases. ``changed`` is called whenever another holder is
+    seen. ``after_silence``: the lead was taken from one whose time ran out.
     """
 
     def __init__(
