@@ -15,7 +15,8 @@ PYTEST = [".venv/bin/python", "-m", "pytest"]
 STAGES = (
     ("check", ["make", "check"]),
     ("demo", [*PYTEST, "e2e/test_demo.py"]),
-    ("e2e", [*PYTEST, "e2e", "--ignore=e2e/test_demo.py"]),
+    ("install", [*PYTEST, "e2e/install"]),
+    ("e2e", [*PYTEST, "e2e", "--ignore=e2e/test_demo.py", "--ignore=e2e/install"]),
 )
 
 

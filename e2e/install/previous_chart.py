@@ -15,21 +15,23 @@ _VERSION = re.compile(r"^version: (\S+)$", re.MULTILINE)
 
 
 def previous_chart(folder: Path) -> tuple[Path, str]:
-    """Write the newest committed chart of another version into ``folder``.
+    """Write the last committed state of the version before this one into ``folder``.
 
     Returns its folder and its version. Before there are two versions it is this chart under the
     version 0.0.0.
     """
     now = _version((ROOT / CHART / "Chart.yaml").read_text())
+    later = "HEAD"
     for commit in _git("log", "--format=%H", "--", f"{CHART}/Chart.yaml").split():
         then = _version(_git("show", f"{commit}:{CHART}/Chart.yaml"))
         if then != now:
             archive = subprocess.run(
-                ["git", "archive", commit, CHART], cwd=ROOT, capture_output=True, check=True
+                ["git", "archive", f"{later}^", CHART], cwd=ROOT, capture_output=True, check=True
             ).stdout
             with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
                 opened.extractall(folder, filter="data")
             return folder / CHART, then
+        later = commit
     copy = folder / "promptprefix"
     shutil.copytree(ROOT / CHART, copy)
     manifest = copy / "Chart.yaml"

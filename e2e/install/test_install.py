@@ -20,7 +20,7 @@ from e2e.install.stand import CHARTS, SIDECAR, Stand, condition, is_ready, wait_
 from e2e.install.values import LABELS, SYSTEM, TEAM
 from e2e.install.workloads import PLAIN, idle, namespace, plain_vllm, prompt_prefix, text
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(3600)  # the first run builds images, Helm and Kubernetes
 
 RELEASE, ENGINES = "promptprefix", "vllm"
 CHART = CHARTS / "promptprefix"
