@@ -21,12 +21,13 @@ def previous_chart(folder: Path) -> tuple[Path, str]:
     version 0.0.0.
     """
     now = _version((ROOT / CHART / "Chart.yaml").read_text())
-    later = "HEAD"
+    later = ""
     for commit in _git("log", "--format=%H", "--", f"{CHART}/Chart.yaml").split():
         then = _version(_git("show", f"{commit}:{CHART}/Chart.yaml"))
         if then != now:
+            state = f"{later}^" if later else "HEAD"
             archive = subprocess.run(
-                ["git", "archive", f"{later}^", CHART], cwd=ROOT, capture_output=True, check=True
+                ["git", "archive", state, CHART], cwd=ROOT, capture_output=True, check=True
             ).stdout
             with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
                 opened.extractall(folder, filter="data")
