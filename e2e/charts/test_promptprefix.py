@@ -133,7 +133,7 @@ def test_every_object_has_the_common_labels(values: Values) -> None:
         assert labels["app.kubernetes.io/instance"] == "promptprefix"
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
         assert labels["app.kubernetes.io/version"] == "0.1.0"
-        assert labels["helm.sh/chart"] == "promptprefix-0.1.0"
+        assert labels["helm.sh/chart"] == "promptprefix-0.2.0"
         assert labels["team"] == "platform"
 
 
