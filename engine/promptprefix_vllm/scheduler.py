@@ -6,21 +6,20 @@ class. It extends whichever class vLLM would choose itself, asynchronous or not.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from promptprefix_vllm.choice import choose
 from promptprefix_vllm.commands import ARGUMENT, CommandError
 from promptprefix_vllm.desk import Answer, PinDesk, refusal
 from promptprefix_vllm.pins import PinTable
 from promptprefix_vllm.settings import Settings, read_settings
-from promptprefix_vllm.support import missing_hooks, unsupported
+from promptprefix_vllm.support import missing_fields, missing_hooks, unsupported
 
 if TYPE_CHECKING:
     _Base = Any
@@ -35,25 +34,22 @@ _MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
 
 
-def scheduler_class(**arguments: Any) -> Any:
-    """Builds the engine's scheduler. Called by vLLM, with keyword arguments only."""
-    base = chosen_class(arguments["vllm_config"])
-    missing = missing_hooks(base)
-    if missing:
-        _log.error("promptprefix: pins are off, %s", missing)
-        return base(**arguments)
-    return pinning_class(base)(**arguments)
+def scheduler_class(*arguments: Any, **named: Any) -> Any:
+    """Builds the engine's scheduler. Called by vLLM, in whichever way it builds its own.
 
-
-def chosen_class(vllm_config: Any) -> Any:
-    """The class that vLLM would choose if it were not told to use ours."""
-    config = copy.copy(vllm_config.scheduler_config)
-    if getattr(vllm_config, "diffusion_config", None) is not None:
-        module = import_module("vllm.v1.core.sched.diffusion_scheduler")
-        kind = "DiffusionAsyncScheduler" if config.async_scheduling else "DiffusionScheduler"
-        return getattr(module, kind)
-    config.scheduler_cls = None
-    return config.get_scheduler_cls()
+    A vLLM that is not as expected gets the scheduler that it would run without us.
+    """
+    choice = choose(arguments, named)
+    problem = choice.problem or missing_hooks(choice.base)
+    base = choice.base
+    if not problem:
+        try:
+            base = pinning_class(base)
+        except TypeError as error:
+            problem = f"the scheduler can't be extended ({error})"
+    if problem:
+        _log.error("promptprefix: pins are off, %s", problem)
+    return base(*arguments, **named)
 
 
 @functools.lru_cache(maxsize=8)
@@ -67,7 +63,6 @@ class PinningMixin(_Base):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._unsupported = unsupported(self)
         self._desk: PinDesk | None = None
         self._held: deque[tuple[float, Any]] = deque()
         self._refused_answers: dict[str, Answer] = {}
@@ -75,10 +70,20 @@ class PinningMixin(_Base):  # type: ignore[misc]
         self._pin_only_stale = True
         self._pin_only = 0
         self._pin_only_due = 0.0
-        if self._unsupported:
-            _log.error("promptprefix: pins are off, %s", self._unsupported)
-            return
-        self._open_desk(read_settings())
+        self._unsupported = ""
+        try:
+            problem = unsupported(self)
+            if not problem:
+                self._open_desk(read_settings())
+        except (AttributeError, TypeError, ValueError) as error:
+            problem = f"this vLLM is not as expected ({error})"
+        if problem:
+            self._switch_off(problem)
+
+    def _switch_off(self, problem: str) -> None:
+        _log.error("promptprefix: pins are off, %s", problem)
+        self._unsupported = problem
+        self._desk = None
 
     def _open_desk(self, settings: Settings) -> None:
         for problem in settings.problems:
@@ -109,6 +114,9 @@ class PinningMixin(_Base):  # type: ignore[misc]
         if text is None or request.request_id in self.requests:
             super().add_request(request)
             return
+        missing = missing_fields(request) if self._desk is not None else ""
+        if missing:
+            self._switch_off(missing)
         desk = self._desk
         if desk is None:
             self._refuse_unsupported(request.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 _OVERRIDDEN: Final = (
@@ -15,6 +16,7 @@ _OVERRIDDEN: Final = (
     "schedule",
 )
 _POOL: Final = ("touch", "free_blocks", "get_cached_block", "get_num_free_blocks", "num_gpu_blocks")
+_REQUEST: Final = ("block_hashes", "num_preemptions", "prompt_token_ids", "status")
 
 
 def missing_hooks(scheduler_class: Any) -> str:
@@ -23,18 +25,34 @@ def missing_hooks(scheduler_class: Any) -> str:
     return f"the scheduler has no {', '.join(missing)}" if missing else ""
 
 
+def missing_fields(request: Any) -> str:
+    """What this vLLM's requests lack to be pinned; empty if nothing. Only an instance tells."""
+    missing = [name for name in _REQUEST if not hasattr(request, name)]
+    return f"requests have no {', '.join(missing)}" if missing else ""
+
+
 def unsupported(scheduler: Any) -> str:
     """Why pins cannot work on this engine, as a sentence; empty if they can."""
     manager = getattr(scheduler, "kv_cache_manager", None)
-    pool = getattr(manager, "block_pool", None)
+    pool: Any = getattr(manager, "block_pool", None)
     missing = [name for name in _POOL if not hasattr(pool, name)]
     if missing:
         return f"the block pool has no {', '.join(missing)}"
+    if "kv_cache_group_ids" not in inspect.signature(pool.get_cached_block).parameters:
+        return "the block pool finds blocks without kv_cache_group_ids"
+    if not _touches_single_blocks(pool):
+        return "the block pool touches lists of blocks, not single ones"
     if not getattr(manager, "enable_caching", False):
         return "prefix caching is off"
     if not callable(getattr(manager, "allocate_slots", None)):
         return "the KV cache manager has no allocate_slots"
     return _unsupported_parallelism(scheduler) or _unsupported_cache(scheduler)
+
+
+def _touches_single_blocks(pool: Any) -> bool:
+    """Releases differ in what they touch, and only the annotation tells before it is tried."""
+    parameters = inspect.signature(pool.touch).parameters.values()
+    return not any("tuple[" in str(each.annotation) for each in parameters)
 
 
 def _unsupported_parallelism(scheduler: Any) -> str:
