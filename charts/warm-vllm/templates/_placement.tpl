@@ -29,7 +29,7 @@ affinity:
 {{- $selector := dict "matchLabels" (include "warm-vllm.selectorLabels" $ | fromYaml) }}
 topologySpreadConstraints:
   {{- range . }}
-  - {{- toYaml (merge (dict) . (dict "labelSelector" $selector)) | nindent 4 }}
+  - {{- toYaml (hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" $selector) .)) | nindent 4 }}
   {{- end }}
 {{- end }}
 {{- include "warm-vllm.names" . }}

@@ -9,8 +9,10 @@
 
 {{- define "warm-vllm.warming.securityContext" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
+{{- with .Values.warming.sidecar.runAsUser }}
+runAsUser: {{ int64 . }}
+runAsGroup: {{ int64 . }}
+{{- end }}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
@@ -63,7 +65,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "warm-vllm.warming.env" -}}
 {{- $sidecar := .Values.warming.sidecar -}}
-- {name: PROMPTPREFIX_CONTROL_URL, value: {{ $sidecar.controlUrl | quote }}}
+- {name: PROMPTPREFIX_CONTROL_URL, value: {{ include "warm-vllm.warming.controlUrl" . | quote }}}
 - {name: PROMPTPREFIX_CA_FILE, value: /run/promptprefix/ca/ca.crt}
 - {name: PROMPTPREFIX_TOKEN_FILE, value: /run/promptprefix/token/token}
 - {name: PROMPTPREFIX_KEY_FILE, value: /run/promptprefix/key/key}
@@ -101,7 +103,11 @@ with the pod and never on a disk.
 - {name: promptprefix-tmp, emptyDir: {}}
 {{- end }}
 
+{{- define "warm-vllm.warming.controlUrl" -}}
+{{- .Values.warming.sidecar.controlUrl | default (printf "https://promptprefix-operator.%s.svc:8443" .Values.operatorNamespace) }}
+{{- end }}
+
 {{/* Port of the control API; 443 where the URL names none. */}}
 {{- define "warm-vllm.warming.controlPort" -}}
-{{- get (urlParse .Values.warming.sidecar.controlUrl) "host" | regexFind ":[0-9]+$" | trimPrefix ":" | default "443" }}
+{{- get (include "warm-vllm.warming.controlUrl" . | urlParse) "host" | regexFind ":[0-9]+$" | trimPrefix ":" | default "443" }}
 {{- end }}
