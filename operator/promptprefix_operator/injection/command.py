@@ -18,6 +18,8 @@ from promptprefix_operator.injection.shell import POSITIONAL, assigned_names, se
 
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _SCRIPT_FLAG: Final = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
+_BARE_SCRIPT_FLAG: Final = re.compile(r"-[eiluvx]{0,4}c")
+"""The same without a shell before it; vLLM's own -cc, -dcp and -pcp are none."""
 _ISOLATED: Final = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 _MODULES: Final = frozenset(
     {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main", "vllm.entrypoints.cli"}
@@ -93,10 +95,9 @@ def _server(words: Sequence[str]) -> int | None:
 def _script(words: Sequence[str]) -> int | None:
     """Return where the script of ``sh -c`` stands; an image's entry point may be the shell."""
     shell = next((i for i, word in enumerate(words) if basename(word) in _SHELLS), None)
-    start = 0 if shell is None else shell + 1
-    if shell is None and not (words and _SCRIPT_FLAG.fullmatch(words[0])):
-        return None
-    for index in range(start, len(words) - 1):
+    if shell is None:
+        return 1 if len(words) > 1 and _BARE_SCRIPT_FLAG.fullmatch(words[0]) else None
+    for index in range(shell + 1, len(words) - 1):
         if _SCRIPT_FLAG.fullmatch(words[index]):
             return index + 1
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from promptprefix import annotations as marks
 from promptprefix_operator.injection.command import Command, Start, command_of
@@ -14,6 +16,14 @@ DEFAULT_PORT = 8000
 """vLLM's own."""
 
 _MAX_NAMED = 4
+_ENGINE_IMAGE: Final = re.compile(
+    r"vllm([-_.](cpu|cuda|gpu|rocm|xpu|hpu|tpu|gaudi|neuron|ascend|dev|[a-z0-9._-]*openai)"
+    r"([-_.0-9][a-z0-9._-]*)?)?"
+)
+_COMPANION: Final = re.compile(
+    r"(exporter|metrics|router|proxy|gateway|sidecar|client|bench(mark)?|operator|controller)s?"
+)
+"""Parts of the names of images that go with vLLM and don't run it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ def find_engine(pod: Pod) -> Engine | str:
     by_image = [
         each
         for each in engines
-        if each.command.start is Start.IMAGE and "vllm" in _image_name(each.container.image)
+        if each.command.start is Start.IMAGE and is_engine_image(each.container.image)
     ]
     for candidates in (runs, by_image):
         if len(candidates) > 1:
@@ -77,7 +87,7 @@ def find_engine(pod: Pod) -> Engine | str:
         only = engines[0]
         return Engine(only.index, only.container, only.environment, only.command, sure=False)
     return (
-        "no container visibly runs vLLM's server (vllm serve …): "
+        "no container visibly runs vLLM's server, by its command (vllm serve …) or its image: "
         f"name the one that does with the annotation {marks.CONTAINER}."
     )
 
@@ -88,11 +98,8 @@ def _engine(pod: Pod, index: int, allowance: Allowance) -> Engine:
     return Engine(index, container, environment, command_of(container, environment))
 
 
-def _image_name(image: str) -> str:
-    """Return an image's repository without its registry, tag and digest."""
-    repository = image.partition("@")[0]
-    head, slash, last = repository.rpartition("/")
-    path = f"{head}{slash}{last.partition(':')[0]}"
-    first, slash, rest = path.partition("/")
-    is_registry = slash and ("." in first or ":" in first or first == "localhost")
-    return rest if is_registry else path
+def is_engine_image(image: str) -> bool:
+    """Whether an image is named as those that run vLLM's server; registry and path don't count."""
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
+    parts = re.split(r"[-_.]", name)
+    return bool(_ENGINE_IMAGE.fullmatch(name)) and not any(map(_COMPANION.fullmatch, parts))
