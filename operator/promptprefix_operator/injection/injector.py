@@ -28,6 +28,7 @@ from promptprefix_operator.injection.policy import (
     Case,
     has_plugin,
     has_sidecar,
+    host_network,
     notes,
     refusal,
     shortfalls,
@@ -84,7 +85,7 @@ def _decide(pod: Pod, namespace: str, options: InjectionOptions) -> Injection:
             "commands and variables of the pod are too long to be read (together "
             f"{MAX_CHARACTERS} characters): keep them in ConfigMaps.",
         )
-    taken = taken_names(pod) or taken_port(pod)
+    taken = host_network(pod) or taken_names(pod) or taken_port(pod)
     if taken:
         return _nothing(pod, taken)
     engine = find_engine(pod)

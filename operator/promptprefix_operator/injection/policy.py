@@ -81,6 +81,16 @@ def taken_names(pod: Pod) -> str:
     return f"the pod has containers or volumes with names that injection needs: rename {names}."
 
 
+def host_network(pod: Pod) -> str:
+    """Return why a pod on the node's own network gets nothing; empty if it is on the pods'."""
+    if not pod.spec.host_network:
+        return ""
+    return (
+        f"the pod uses the node's network, where two sidecars collide on port {PORT} and "
+        "NetworkPolicies don't hold: drop hostNetwork."
+    )
+
+
 def taken_port(pod: Pod) -> str:
     """Return which container uses the sidecar's port."""
     for container in pod.all_containers:
@@ -259,12 +269,6 @@ _SHORTFALLS: Final[tuple[Rule, ...]] = (
 )
 
 
-def _host_network(case: Case) -> str:
-    if case.pod.spec.host_network:
-        return f"The pod uses the node's network: port {PORT} of the node must be free."
-    return ""
-
-
 def _config_file(case: Case) -> str:
     if case.engine.flags.words("config") is not None:
         return (
@@ -289,7 +293,7 @@ def _unseen_key(case: Case) -> str:
     return ""
 
 
-_NOTES: Final[tuple[Rule, ...]] = (_host_network, _config_file, _unreachable, _unseen_key)
+_NOTES: Final[tuple[Rule, ...]] = (_config_file, _unreachable, _unseen_key)
 
 
 def _is_parallel(engine: Engine, name: str) -> bool:

@@ -74,6 +74,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "huggingfaceserver",
     ),
     "more than is read": (serve(env=[{"name": "A", "value": "x" * 131_072}]), "too long"),
+    "the node's network": (pod(hostNetwork=True), "hostNetwork"),
+    "companions alone": (
+        pod(
+            {"name": "a", "image": "vllm-project/extproc"}, {"name": "b", "image": "vllm-exporter"}
+        ),
+        marks.CONTAINER,
+    ),
     "Windows": (pod(os={"name": "windows"}), "Windows"),
     "Windows by label": (pod(nodeSelector={"kubernetes.io/os": "windows"}), "Windows"),
 }
@@ -148,7 +155,6 @@ def test_a_pod_that_gets_the_sidecar_alone_is_told_why(before: Json, word: str) 
 
 
 WORKING: dict[str, tuple[Json, str]] = {
-    "the node's network": (pod(hostNetwork=True), "8090"),
     "a config file": (serve("--config", "/c.yaml"), "--config"),
     "loopback": (serve("--host", "127.0.0.1"), "router"),
     "TLS": (serve("--ssl-certfile", "c", "--ssl-keyfile", "k"), "TLS"),
