@@ -35,11 +35,17 @@ def _parse(value: object) -> object:
         raise ValueError("is not JSON") from error
 
 
+def _unset(value: object) -> object:
+    """Read an empty value as none at all."""
+    return None if isinstance(value, str) and not value.strip() else value
+
+
 Name = Annotated[str, Field(pattern=rf"^{_NAME}$")]
 Names = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_split)]
 
 
 Quantities = dict[str, str | int | float]
+User = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Resources = Annotated[dict[str, Quantities], NoDecode, BeforeValidator(_parse)]
 
 
@@ -90,6 +96,10 @@ class Settings(BaseSettings):
     """Where injected sidecars find the control API."""
     sidecar_resources: Resources = Field(default_factory=default_resources)
     """Resources of each injected container, JSON as in a manifest."""
+    sidecar_run_as_user: Annotated[User | None, BeforeValidator(_unset)] = 65532
+    """User and group of injected containers; empty leaves them to the cluster."""
+    sidecar_ready_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """An injected pod is Ready after this long, warm or not."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     resync_seconds: float = Field(default=30.0, gt=0)
     """At least this often everything is planned again."""
@@ -123,6 +133,8 @@ class Settings(BaseSettings):
             namespaces=frozenset(self.namespaces),
             pull_policy=self.image_pull_policy,
             resources=dict(self.sidecar_resources),
+            run_as_user=self.sidecar_run_as_user,
+            ready_timeout_s=self.sidecar_ready_timeout_s,
         )
 
     @property

@@ -106,8 +106,7 @@ def _container(
         "imagePullPolicy": options.pull_policy,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 65532,
-            "runAsGroup": 65532,
+            **_user(options.run_as_user),
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
@@ -115,6 +114,10 @@ def _container(
         },
     }
     return {**container, "resources": copy.deepcopy(resources)} if resources else container
+
+
+def _user(user: int | None) -> JsonObject:
+    return {} if user is None else {"runAsUser": user, "runAsGroup": user}
 
 
 def _plugin(options: InjectionOptions, resources: JsonObject) -> JsonObject:
@@ -149,6 +152,7 @@ def _sidecar(
             {"name": KEY_FILE_VARIABLE, "value": KEY_FILE},
             {"name": POD_IP_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PROMPTPREFIX_ENGINE_URL", "value": engine_url},
+            {"name": "PROMPTPREFIX_READY_TIMEOUT_S", "value": f"{options.ready_timeout_s:.15g}"},
             *variables,
         ],
         "ports": [{"name": "warming", "containerPort": PORT, "protocol": "TCP"}],

@@ -21,6 +21,8 @@ class InjectionOptions:
 
     control_url: the operator's control API as injected sidecars dial it.
     resources: of each of our containers, as in a manifest.
+    run_as_user: their user and group; None leaves them to the cluster (restricted-v2 of OpenShift).
+    ready_timeout_s: a pod is Ready after this long, warm or not.
     """
 
     sidecar_image: str
@@ -29,3 +31,5 @@ class InjectionOptions:
     namespaces: frozenset[str]
     pull_policy: PullPolicy = "IfNotPresent"
     resources: dict[str, Any] = field(default_factory=default_resources)
+    run_as_user: int | None = 65532
+    ready_timeout_s: float = 600.0

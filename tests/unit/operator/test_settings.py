@@ -62,6 +62,16 @@ def test_what_is_injected_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.control_url == WEBHOOK["CONTROL_URL"]
     assert options.namespaces == {"ml"}
     assert options.resources == resources
+    assert (options.run_as_user, options.ready_timeout_s) == (65532, 600)
+
+
+@pytest.mark.parametrize(("text", "user"), [("", None), (" ", None), ("1000", 1000)])
+def test_the_user_of_injected_containers(
+    text: str, user: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read(monkeypatch, **OWN, SIDECAR_RUN_AS_USER=text, SIDECAR_READY_TIMEOUT_S="900")
+    assert settings.injection.run_as_user == user
+    assert settings.injection.ready_timeout_s == 900
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,10 @@ def test_whether_any_certificate_is_our_own(
         ({**OWN, **WEBHOOK, "CONTROL_URL": "http://operator:8443"}, "control_url"),
         ({**OWN, **WEBHOOK, "IMAGE_PULL_POLICY": "Sometimes"}, "image_pull_policy"),
         ({**OWN, **WEBHOOK, "SIDECAR_RESOURCES": "{"}, "sidecar_resources"),
+        ({**OWN, "SIDECAR_RUN_AS_USER": "0"}, "sidecar_run_as_user"),
+        ({**OWN, "SIDECAR_RUN_AS_USER": "root"}, "sidecar_run_as_user"),
+        ({**OWN, "SIDECAR_READY_TIMEOUT_S": "0"}, "sidecar_ready_timeout_s"),
+        ({**OWN, "SIDECAR_READY_TIMEOUT_S": "inf"}, "sidecar_ready_timeout_s"),
         ({**OWN, **WEBHOOK, "SIDECAR_RESOURCES": '{"cpu": {}}'}, "sidecar_resources"),
         ({**OWN, "WEBHOOK_CONFIGURATION": "../secrets"}, "webhook_configuration"),
     ],

@@ -347,3 +347,32 @@ def test_options_are_used() -> None:
     ]
     assert variables(sidecar(after))["PROMPTPREFIX_CONTROL_URL"] == options.control_url
     assert engine(after)["args"][-2:] == SCHEDULER
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        (65532, {"runAsUser": 65532, "runAsGroup": 65532}),
+        (2000, {"runAsUser": 2000, "runAsGroup": 2000}),
+        (None, {}),
+    ],
+)
+def test_the_user_of_our_containers(user: int | None, expected: Json) -> None:
+    injection = inject(pods.llm_d(), "ml", replace(OPTIONS, run_as_user=user))
+    after = patched(pods.llm_d(), injection.operations)
+    contexts = [each["securityContext"] for each in after["spec"]["initContainers"][1:]]
+    assert len(contexts) == 3
+    for context in contexts:
+        assert {key: context[key] for key in context if key.startswith("runAs")} == {
+            "runAsNonRoot": True,
+            **expected,
+        }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(600.0, "600"), (0.5, "0.5"), (1234567.0, "1234567"), (1e9, "1000000000")]
+)
+def test_the_time_limit_of_readiness(seconds: float, text: str) -> None:
+    injection = inject(pods.llm_d(), "ml", replace(OPTIONS, ready_timeout_s=seconds))
+    after = patched(pods.llm_d(), injection.operations)
+    assert variables(sidecar(after))["PROMPTPREFIX_READY_TIMEOUT_S"] == text
