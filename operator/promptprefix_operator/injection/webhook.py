@@ -5,8 +5,10 @@ Nothing of a pod is logged or quoted: its variables may hold secrets.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 from aiohttp import web
@@ -20,6 +22,12 @@ from promptprefix_operator.injection.review import Request, Review, answer
 
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """The API server's own limit of a request."""
+
+MAX_REVIEWS = 8
+"""Questions that are read at once: their bodies are held meanwhile."""
+
+BODY_SECONDS = 3.0
+"""The API server sends a body at once; who doesn't gives the place back after this long."""
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 
@@ -46,25 +54,34 @@ class InjectionMetrics:
         )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What questions may take of a process that also leads, whoever asks them."""
+
+    reviews: int = MAX_REVIEWS
+    body_seconds: float = BODY_SECONDS
+
+
+DEFAULT_LIMITS = Limits()
+
+
 def injection_application(
     options: InjectionOptions,
     metrics: InjectionMetrics,
     clock: Callable[[], float] = time.perf_counter,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> web.Application:
     """Return the application with ``POST /v1/inject`` and ``GET /healthz``."""
+    places = asyncio.Semaphore(limits.reviews)
+    turn = asyncio.Lock()
 
     async def review(request: web.Request) -> web.Response:
-        try:
-            asked = Review.model_validate_json(await request.read()).request
-        except ValidationError as error:
-            raise web.HTTPBadRequest(text=_complaint(error)) from None
-        begin = clock()
-        injection = _decide(asked, options)
-        metrics.seconds.observe(clock() - begin)
-        if injection is not None:
-            metrics.injections.labels(injection.result.value).inc()
-            _report(asked, injection)
-        return web.json_response(answer(asked, injection))
+        async with places:
+            body = await _body(request, limits.body_seconds)
+            async with turn:
+                # The rest of the operator runs between any two decisions.
+                await asyncio.sleep(0)
+                return _respond(body, options, metrics, clock)
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"ok": True})
@@ -73,6 +90,33 @@ def injection_application(
     app.router.add_post("/v1/inject", review)
     app.router.add_get("/healthz", healthz)
     return app
+
+
+async def _body(request: web.Request, seconds: float) -> bytes:
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body took more than {seconds:g} s") from None
+
+
+def _respond(
+    body: bytes,
+    options: InjectionOptions,
+    metrics: InjectionMetrics,
+    clock: Callable[[], float],
+) -> web.Response:
+    try:
+        asked = Review.model_validate_json(body).request
+    except ValidationError as error:
+        raise web.HTTPBadRequest(text=_complaint(error)) from None
+    begin = clock()
+    injection = _decide(asked, options)
+    metrics.seconds.observe(clock() - begin)
+    if injection is not None:
+        metrics.injections.labels(injection.result.value).inc()
+        _report(asked, injection)
+    return web.json_response(answer(asked, injection))
 
 
 def _decide(asked: Request, options: InjectionOptions) -> Injection | None:

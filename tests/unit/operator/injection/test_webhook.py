@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import structlog
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
+from promptprefix_operator.injection import webhook
+from promptprefix_operator.injection.injector import Injection
 from promptprefix_operator.injection.webhook import (
     MAX_BODY_BYTES,
     InjectionMetrics,
+    Limits,
     injection_application,
 )
 
@@ -155,3 +162,99 @@ async def test_no_value_of_a_pod_is_logged(client: Client) -> None:
 async def test_health(client: Client) -> None:
     async with client.get("/healthz") as response:
         assert response.status == 200
+
+
+@asynccontextmanager
+async def serving(limits: Limits) -> AsyncIterator[tuple[Client, list[str]]]:
+    """Serve within ``limits``; the list grows by each question that has arrived."""
+    arrived: list[str] = []
+
+    @web.middleware
+    async def note(request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
+        arrived.append(request.path)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    app = injection_application(OPTIONS, InjectionMetrics(CollectorRegistry()), limits=limits)
+    app.middlewares.append(note)
+    async with TestClient(TestServer(app)) as client:
+        yield client, arrived
+
+
+class Gate:
+    """Lets bodies through together, and counts how many are being read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = asyncio.Event()
+        self.reading = self.most = 0
+        read = web.Request.read
+
+        async def gated(request: web.Request) -> bytes:
+            self.reading += 1
+            self.most = max(self.most, self.reading)
+            await self.open.wait()
+            body = await read(request)
+            self.reading -= 1
+            return body
+
+        monkeypatch.setattr(web.Request, "read", gated)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
+
+
+async def test_only_so_many_questions_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    async with serving(Limits(reviews=2, body_seconds=60)) as (client, arrived):
+        asked = [asyncio.create_task(ask(client, review(pods.llm_d()))) for _ in range(6)]
+        await until(lambda: len(arrived) == 6)
+        assert gate.reading == 2
+        gate.open.set()
+        answers = await asyncio.gather(*asked)
+    assert gate.most == 2
+    assert all("patch" in answer for answer in answers)
+
+
+async def test_others_run_between_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    seen: list[str] = []
+    decide = webhook._decide
+
+    def noted(*arguments: Any) -> Injection | None:
+        seen.append("decision")
+        return decide(*arguments)
+
+    async def turns() -> None:
+        while True:
+            seen.append("turn")
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(webhook, "_decide", noted)
+    async with serving(Limits(reviews=4, body_seconds=60)) as (client, _):
+        asked = [asyncio.create_task(ask(client, review(pods.llm_d()))) for _ in range(4)]
+        await until(lambda: gate.reading == 4)
+        others = asyncio.create_task(turns())
+        gate.open.set()
+        await asyncio.gather(*asked)
+        others.cancel()
+    assert seen.count("decision") == 4
+    assert ("decision", "decision") not in set(pairwise(seen))
+
+
+async def test_a_body_that_does_not_come_gives_its_place_back() -> None:
+    never = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    async with serving(Limits(reviews=1, body_seconds=0.05)) as (client, arrived):
+        stuck = asyncio.create_task(client.post(PATH, data=slow()))
+        await until(lambda: len(arrived) == 1)
+        assert "patch" in await ask(client, review(pods.llm_d()))
+        response = await stuck
+        assert response.status == 408
+        response.close()
