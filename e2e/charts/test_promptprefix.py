@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -150,6 +152,37 @@ def test_the_nearer_label_wins_and_the_charts_own_always() -> None:
     assert named(objects(values), "Service", "promptprefix-router")["metadata"]["labels"]["a"] == (
         "common"
     )
+
+
+OPENSHIFT: Values = {
+    "podSecurityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+    "webhook": {"sidecar": {"runAsUser": None}},
+}
+
+
+def test_nothing_names_a_user_where_the_cluster_chooses() -> None:
+    text = json.dumps(list(pods(OPENSHIFT).values()))
+    assert not re.search("65532|runAsUser|runAsGroup|fsGroup", text)
+    for spec in pods(OPENSHIFT).values():
+        assert violations(spec) == []
+
+
+def test_users_annotations_stand_beside_the_charts() -> None:
+    given = {"example.com/a": "b", "kubectl.kubernetes.io/default-container": "picker"}
+    values = changed(EVERYTHING, "router.podAnnotations", given)
+    for path in (
+        *("operator.podAnnotations", "operator.serviceAccount.annotations"),
+        *("router.serviceAccount.annotations", "router.service.annotations"),
+    ):
+        values = changed(values, path, given)
+    found = [
+        *(each["spec"]["template"]["metadata"] for each in workloads(values).values()),
+        named(objects(values), "ServiceAccount", "promptprefix-operator")["metadata"],
+        named(objects(values), "ServiceAccount", "promptprefix-router")["metadata"],
+        named(objects(values), "Service", "promptprefix-router")["metadata"],
+    ]
+    for metadata in found:
+        assert given.items() <= metadata["annotations"].items()
 
 
 @pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)

@@ -110,6 +110,18 @@ def test_the_operator_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -
     assert settings.plugin_image == "ghcr.io/promptprefix/promptprefix-plugin:0.1.0"
 
 
+@pytest.mark.parametrize(
+    ("value", "user"), [(None, None), (65533, 65533), (1_000_680_000, 1_000_680_000)]
+)
+def test_injected_containers_run_as_the_values_say(
+    value: int | None, user: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = {"runAsUser": value, "readyTimeoutSeconds": 900}
+    given = variables("promptprefix-operator", "operator", {"webhook": {"sidecar": sidecar}})
+    injection = read(Settings, given, monkeypatch).injection
+    assert (injection.run_as_user, injection.ready_timeout_s) == (user, 900)
+
+
 def test_without_the_webhook_the_operator_opens_no_port_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -66,15 +66,22 @@ spec:
       {{- include "promptprefix.selectorLabels" . | nindent 6 }}
 {{- end }}
 
-{{/* A container's variables: {own: the chart's, as YAML, extra: the user's, path: where those stand}. */}}
+{{/*
+A container's variables: {own: the chart's, as YAML, extra: the user's, path: where those stand, refused: names
+with reasons}. Settings are read without regard to case.
+*/}}
 {{- define "promptprefix.env" -}}
 {{- .own }}
 {{- $names := list }}
 {{- range .own | fromYamlArray }}
 {{- $names = append $names .name }}
 {{- end }}
+{{- $refused := .refused | default dict }}
 {{- range .extra }}
-{{- if has .name $names }}
+{{- with get $refused (upper .name) }}
+{{- fail (printf "%s: %s" $.path .) }}
+{{- end }}
+{{- if or (has .name $names) (and (hasPrefix "PROMPTPREFIX_" (upper .name)) (has (upper .name) $names)) }}
 {{- fail (printf "%s: %s stands twice, or the chart sets it by a value of its own" $.path .name) }}
 {{- end }}
 {{- $names = append $names .name }}

@@ -36,6 +36,10 @@
   value: {{ include "promptprefix.controlUrl" . }}
 - name: PROMPTPREFIX_SIDECAR_RESOURCES
   value: {{ toJson .Values.webhook.sidecar.resources | quote }}
+- name: PROMPTPREFIX_SIDECAR_RUN_AS_USER
+  value: {{ with .Values.webhook.sidecar.runAsUser }}{{ int64 . | quote }}{{ else }}""{{ end }}
+- name: PROMPTPREFIX_SIDECAR_READY_TIMEOUT_S
+  value: {{ .Values.webhook.sidecar.readyTimeoutSeconds | quote }}
 {{- if include "promptprefix.certManager" . }}
 - name: PROMPTPREFIX_WEBHOOK_CERT_FILE
   value: /run/promptprefix/webhook/tls.crt
