@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,21 @@ def test_the_webhook_adds_what_the_chart_writes_out(
     written = pod(values)
     assert sidecar_settings(injected, monkeypatch) == sidecar_settings(written, monkeypatch)
     assert comparable(injected) == comparable(written)
+
+
+@pytest.mark.parametrize("user", [None, 65533, 1_000_680_000])
+def test_the_webhook_has_the_same_settings(
+    user: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled = deployment({"warming": {"mode": "webhook"}})["spec"]["template"]
+    options = replace(OPTIONS, run_as_user=user, ready_timeout_s=900)
+    injected = patched(labelled, inject(labelled, "ml", options).operations)["spec"]
+    written = pod({"warming": {"sidecar": {"runAsUser": user, "readyTimeoutSeconds": 900}}})
+    assert sidecar_settings(injected, monkeypatch) == sidecar_settings(written, monkeypatch)
+    assert comparable(injected) == comparable(written)
+    assert {each["securityContext"].get("runAsUser") for each in written["initContainers"]} == {
+        user
+    }
 
 
 def test_the_webhook_leaves_a_written_out_pod_alone() -> None:
