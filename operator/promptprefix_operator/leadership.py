@@ -52,7 +52,12 @@ class Times:
 
     @property
     def settle(self) -> float:
-        """An empty record may be a leader's that somebody reset: it has this long to fill it."""
+        """An empty record may be a leader's that was reset, who may act on where it is cut off."""
+        return self.renew + self.retry
+
+    @property
+    def first(self) -> float:
+        """Where nobody ever led, a record that is created waits only for others that start too."""
         return self.retry * 1.5
 
 
@@ -78,21 +83,27 @@ class Watch:
 
     times: Times
     record: Record | None = None
+    version: str = ""
     free_at: float = field(default=float("inf"))
 
-    def see(self, record: Record, now: float) -> bool:
-        """Take in a reading; return whether another one leads than before."""
+    def see(self, record: Record, now: float, version: str = "", *, first: bool = False) -> bool:
+        """Take in a reading; return whether another one leads than before.
+
+        ``version`` is the Lease's resourceVersion: one empty record is like another, and between
+        two of them somebody may have led. ``first``: nobody ever led.
+        """
         before = self.record
-        if record == before:
+        if record == before and (record.holder or record.released or version == self.version):
             return False
-        self.record = record
+        self.record, self.version = record, version
         if record.holder:
             self.free_at = now + (record.seconds or self.times.lease)
         elif record.released:
             self.free_at = now
         else:
-            known = 0.0 if before is None else self.free_at
-            self.free_at = max(known, now + self.times.settle)
+            wait = self.times.first if first and before is None else self.times.settle
+            known = now if before is None else self.free_at
+            self.free_at = max(known, now + wait)
         return bool(record.holder) and (before is None or before.holder != record.holder)
 
 
@@ -100,8 +111,10 @@ class Leadership:
     """One candidate. ``identity`` must be no other process's; ``clock`` is monotonic seconds.
 
     A Lease that isn't there is created, owned by the Secret ``owner`` so that it goes with the
-    installation: Argo CD installs no Leases. ``changed`` is called whenever another holder is
-    seen. ``after_silence``: the lead was taken from one whose time ran out.
+    installation: Argo CD installs no Leases. ``signed``: leaders leave their term in that Secret
+    before they do anything else, so one without a term shows that nobody ever led. ``changed`` is
+    called whenever another holder is seen. ``after_silence``: the lead was taken from one whose
+    time ran out.
     """
 
     def __init__(
@@ -111,6 +124,7 @@ class Leadership:
         namespace: str,
         name: str,
         owner: str,
+        signed: bool,
         identity: str,
         times: Times,
         clock: Callable[[], float],
@@ -121,6 +135,7 @@ class Leadership:
         self._where = {"namespace": namespace, "lease": name}
         self._name = name
         self._owner = owner
+        self._signed = signed
         self._owner_path = f"/api/v1/namespaces/{quote(namespace)}/secrets/{owner}"
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases"
         self._path = f"{self._leases}/{name}"
@@ -134,6 +149,7 @@ class Leadership:
         self._deadline: float | None = None
         self._resigned = False
         self._asked = False
+        self._first = False
         self._failure = ""
         self.after_silence = False
 
@@ -215,8 +231,7 @@ class Leadership:
         stored = self._stored or await self._read()
         if stored is None:
             return None
-        record = record_of(stored)
-        self._see(record)
+        record = self._see(stored)
         if not self._may_take(record):
             self._stored = None
             return False
@@ -231,34 +246,39 @@ class Leadership:
             if error.status == _CONFLICT:
                 return None
             raise
-        self._see(record_of(self._stored))
+        self._see(self._stored)
         return True
 
     async def _read(self) -> Json | None:
-        """Return the Lease; None if it was just created, without a holder."""
+        """Return the Lease, created where it is missing; None if another one just created it."""
+        stored = await self._get(self._path)
+        if stored is not None:
+            return stored
+        secret = await self._get(self._owner_path)
         try:
-            return await self._api.get(self._path)
+            created = await self._api.create(self._leases, lease_of(self._name, secret))
+        except ApiError as error:
+            if error.status != _CONFLICT:
+                raise
+            return None
+        if secret is None:
+            log.error(
+                "the Lease is created without an owner, its Secret being gone: create the Secret "
+                "anew, empty; at an uninstall delete the Lease by hand",
+                secret=self._owner,
+                **self._where,
+            )
+        self._first = self._signed and secret is not None and "term" not in _data(secret)
+        return created
+
+    async def _get(self, path: str) -> Json | None:
+        """Return an object; None where it doesn't exist."""
+        try:
+            return await self._api.get(path)
         except ApiError as error:
             if error.status != _NOT_FOUND:
                 raise
-        secret = await self._api.get(self._owner_path)
-        owner = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "name": self._owner,
-            "uid": secret["metadata"]["uid"],
-        }
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": self._name, "ownerReferences": [owner]},
-        }
-        try:
-            await self._api.create(self._leases, body)
-        except ApiError as error:
-            if error.status != _CONFLICT:  # another candidate was quicker
-                raise
-        return None
+            return None
 
     def _may_take(self, record: Record) -> bool:
         if record.holder == self.identity:
@@ -278,23 +298,37 @@ class Leadership:
             transitions=record.transitions + (not again),
         )
 
-    def _see(self, record: Record) -> None:
-        if self._watch.see(record, self._clock()):
+    def _see(self, stored: Json) -> Record:
+        record, version = record_of(stored), str(stored["metadata"]["resourceVersion"])
+        if self._watch.see(record, self._clock(), version, first=self._first):
             log.info("another leader seen", leader=record.holder, **self._where)
             self._changed()
+        return record
 
     def _pause(self) -> float:
         return self._times.retry * random.uniform(1.0, _JITTER)  # noqa: S311 - not a secret
 
     def _tell(self, error: ApiError | TimeoutError) -> None:
         """Log a failure once, not at every attempt."""
-        status = error.status if isinstance(error, ApiError) else 0
         text = str(error) or "no answer in time"
         if text == self._failure:
             return
         self._failure = text
-        hint = f"create the Secret {self._owner}, empty" if status == _NOT_FOUND else ""
-        log.error("the Lease can't be read or written", error=text, hint=hint, **self._where)
+        log.error("the Lease can't be read or written", error=text, **self._where)
+
+
+def lease_of(name: str, owner: Json | None) -> Json:
+    """Return a Lease that nobody holds; it goes with its ``owner``, a Secret."""
+    owners = []
+    if owner is not None:
+        named = {key: owner["metadata"][key] for key in ("name", "uid")}
+        owners.append({"apiVersion": "v1", "kind": "Secret", **named})
+    metadata = {"name": name, "ownerReferences": owners}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+
+
+def _data(secret: Json) -> Mapping[str, Any]:
+    return secret.get("data") or {}
 
 
 def record_of(lease: Mapping[str, Any]) -> Record:

@@ -163,6 +163,7 @@ class Operator:
             namespace=settings.own_namespace,
             name=settings.lease_name,
             owner=SECRET,
+            signed=self._settings.keeps_authority,
             identity=f"{settings.identity}_{uuid.uuid4().hex[:8]}",
             times=self._times,
             clock=time.monotonic,
@@ -181,7 +182,7 @@ class Operator:
         return Trust(
             api=api,
             store=CredentialStore(api, own, names),
-            namespaces={*settings.namespaces, own},
+            namespaces={*settings.namespaces, own} if settings.tls_cert_file is None else (),
             now=utc_now,
             serving=self.ports.own,
             webhooks=webhooks,

@@ -61,12 +61,9 @@ async def api() -> AsyncIterator[ApiServer]:
             "verbs": ["list", "watch", "patch", "get"],
             "subresources": ["status"],
         }
-        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["get", "update"]}
-        server.objects[LEASES, "system", "promptprefix-operator"] = {
-            "metadata": {"name": "promptprefix-operator", "namespace": "system"}
-        }
+        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["create"]}
         server.objects["v1/secrets", "system", "promptprefix-operator-tls"] = {
-            "metadata": {"name": "promptprefix-operator-tls", "namespace": "system"}
+            "metadata": {"name": "promptprefix-operator-tls", "namespace": "system", "uid": "tls"}
         }
         for namespace in ("ml", "system"):
             server.objects["v1/configmaps", namespace, "promptprefix-ca"] = {

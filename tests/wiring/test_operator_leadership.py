@@ -48,8 +48,7 @@ async def api() -> AsyncIterator[ApiServer]:
             "kind": "CustomResourceDefinition",
             "namespaced": False,
         }
-        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["get", "update"]}
-        server.objects[LEASES, "system", NAME] = {"metadata": named(NAME, "system")}
+        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["create"]}
         server.objects["v1/secrets", "system", f"{NAME}-tls"] = {
             "metadata": named(f"{NAME}-tls", "system")
         }
@@ -249,6 +248,28 @@ async def test_without_the_webhooks_files_only_the_webhook_is_missing(
         await until(lambda: only.operator.ports.webhook > 0)
 
 
+async def test_our_ca_is_not_published_where_it_does_not_sign_the_control_port(
+    api: ApiServer, tmp_path: Path
+) -> None:
+    api.resources[HOOKS] = {"kind": "MutatingWebhookConfiguration", "namespaced": False}
+    api.objects[HOOKS, None, "injector"] = {
+        "metadata": {"name": "injector", "resourceVersion": "1"},
+        "webhooks": [{"name": "a", "clientConfig": {"service": {"name": "s"}}}],
+    }
+    now = datetime.now(UTC)
+    made = new_serving(new_authority(now), ["127.0.0.1"], now)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    key.write_bytes(made.key)
+    certificate.write_bytes(made.certificate)
+    files = {"tls_cert_file": certificate, "tls_key_file": key}
+    async with replica(api, "a", webhook_configuration="injector", **files) as only:
+        await until(lambda: "caBundle" in client_config(api))
+        await until(lambda: only.leads)
+        for namespace in ("ml", "system"):
+            found = dict(api.objects["v1/configmaps", namespace, "promptprefix-ca"].raw)
+            assert "data" not in found
+
+
 def client_config(api: ApiServer) -> dict[str, Any]:
     found: dict[str, Any] = dict(api.objects[HOOKS, None, "injector"].raw)["webhooks"][0]
     return dict(found["clientConfig"])
@@ -269,4 +290,5 @@ async def test_alone_and_without_a_lease(api: ApiServer) -> None:
     async with replica(api, "a", leader_election=False) as only:
         await until(lambda: only.leads and published(api))
         assert await ask(api, only) == 401
-    assert lease(api) == {}
+        with pytest.raises(KeyError):
+            lease(api)
