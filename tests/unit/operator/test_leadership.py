@@ -487,7 +487,16 @@ async def test_writes_are_refused_without_the_lead() -> None:
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            [*["try", "all"] * 4, "release", "reset", "delete", "drop", "cut", *["oust"] * 2]
+            [
+                *["try", "all"] * 4,
+                "release",
+                "reset",
+                "delete",
+                "drop",
+                "cut",
+                "fresh",
+                *["oust"] * 2,
+            ]
         ),
         st.integers(0, 2),
         st.sampled_from([0.1, 1.0, 2.0, 4.0, 7.0]),
