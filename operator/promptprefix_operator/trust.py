@@ -71,19 +71,25 @@ class Trust:
 
     async def follow(self) -> None:
         """Load what the leader makes, until this operator leads; nothing is written."""
+        backoff = Backoff(first=FIRST_SECONDS)
         while not self._leads:
+            failed = True
             try:
                 credentials = await self._store.read()
                 if not self._leads and credentials.serving.certificate:
                     self._serving.load(credentials.serving)
+                failed = False
+                backoff.reset()
             except ApiError as error:
                 log.error("the Secret with the certificate can't be read", error=str(error))
             except ssl.SSLError as error:
                 log.error(
                     "the Secret's certificate is unfit; a leader replaces it", error=str(error)
                 )
-            known = self._serving.loaded.is_set()
-            await asyncio.sleep(CHECK_SECONDS if known else FIRST_SECONDS)
+            if self._serving.loaded.is_set():
+                await asyncio.sleep(CHECK_SECONDS)
+            else:
+                await asyncio.sleep(backoff.next() if failed else FIRST_SECONDS)
 
     async def keep(self) -> None:
         """Renew and publish, for ever."""

@@ -194,6 +194,25 @@ async def test_a_standby_serves_what_the_leader_made(monkeypatch: pytest.MonkeyP
     await asyncio.wait_for(following, 5)
 
 
+async def test_a_standby_that_may_not_read_the_secret_asks_ever_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = api_with()
+    api.failing[SECRET] = ApiError(403, "forbidden")
+    standby, _ = keeper(api, Clock())
+    pauses = list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        standby._leads = len(pauses) == 8
+
+    monkeypatch.setattr(trust.asyncio, "sleep", sleep)
+    await standby.follow()
+    assert api.reads == 8
+    assert sum(pauses) > 50
+    assert max(pauses) <= trust.CHECK_SECONDS
+
+
 def test_only_what_differs_is_patched_and_only_in_that_version() -> None:
     right = {"clientConfig": {"caBundle": base64.b64encode(b"ca").decode()}}
     found = {"metadata": {"resourceVersion": "9"}, "webhooks": [right, {"clientConfig": {}}]}
