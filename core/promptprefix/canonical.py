@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, TypeAlias
 
 import rfc8785
@@ -36,6 +36,9 @@ MAX_SHOWN = 64
 """Characters of a key in a message."""
 
 
+_STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*"|\}')
+"""A string of JSON, or the end of an object."""
+
 _MARKS = re.compile(r"[^\w\s\x00-\x7f]{32,}")
 """A long run in which all combining marks of a text stand, among other symbols."""
 
@@ -46,11 +49,16 @@ _MARK_PAIRS = str.maketrans(
 
 
 class CanonicalError(ValueError):
-    """The value has no canonical form. ``path`` is a JSON pointer (RFC 6901) to the place."""
+    """The value has no canonical form.
 
-    def __init__(self, message: str, path: str = "") -> None:
+    ``path`` is a JSON pointer (RFC 6901) to the place. Message and path may quote keys;
+    ``unquoted`` says what is wrong without any part of the value.
+    """
+
+    def __init__(self, message: str, path: str = "", unquoted: str = "") -> None:
         super().__init__(f"{message} (at {path})" if path else message)
         self.path = path
+        self.unquoted = unquoted or message
 
 
 def canonical_text(text: str) -> str:
@@ -144,9 +152,20 @@ def canonical_bytes(value: JsonValue) -> bytes:
 
 def parse_json(text: str | bytes) -> JsonValue:
     """Parse strict JSON; duplicate keys, NaN and infinities raise `CanonicalError`."""
+    ended = 0
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal ended
+        ended += 1
+        if double := _double(pairs):
+            place = f"the object that ends at character {_object_end(text, ended)}"
+            message = f"the key {_shown(double[0])!r} stands twice in one object"
+            raise CanonicalError(message, unquoted=f"a key stands twice in {place}")
+        return dict(pairs)
+
     try:
         return json.loads(  # type: ignore[no-any-return]
-            text, object_pairs_hook=_unique, parse_constant=_no_constant
+            text, object_pairs_hook=unique, parse_constant=_no_constant
         )
     except CanonicalError:
         raise
@@ -156,13 +175,20 @@ def parse_json(text: str | bytes) -> JsonValue:
         raise CanonicalError(f"not JSON: {error}") from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        double = next(key for key, count in counts.items() if count > 1)
-        raise CanonicalError(f"the key {_shown(double)!r} stands twice in one object")
-    return result
+def _double(pairs: list[tuple[str, Any]]) -> list[str]:
+    """Return the keys that stand more than once."""
+    if len(dict(pairs)) == len(pairs):
+        return []
+    return [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+
+
+def _object_end(text: str | bytes, number: int) -> int:
+    """Return the offset of the brace that ends the object that is ``number``th to end."""
+    whole = (
+        text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+    )
+    ends = (found.start() for found in _STRING_OR_END.finditer(whole) if found[0] == "}")
+    return next(islice(ends, number - 1, None))
 
 
 def _no_constant(name: str) -> Any:

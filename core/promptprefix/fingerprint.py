@@ -35,7 +35,15 @@ def payload_fingerprint(model: str, payload: Payload) -> str:
         return fingerprint(model, payload.system, payload.tools, payload.options)
     except CanonicalError as error:
         field, reason = _culprit(error.path)
-        raise PayloadError(field, str(error), reason) from error
+        raise PayloadError(field, str(error), reason, _unquoted(error)) from error
+
+
+def _unquoted(error: CanonicalError) -> str:
+    """Say what is wrong and in which tool: the rest of the path are keys of the text."""
+    match error.path.split("/"):
+        case ["", "tools", index, *_]:
+            return f"{error.unquoted} (in tool {index})"
+    return error.unquoted
 
 
 def _culprit(path: str) -> tuple[str, str]:

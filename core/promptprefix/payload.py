@@ -24,12 +24,14 @@ CONTENT_FIELDS = (
 class PayloadError(ValueError):
     """The declared text can't work.
 
-    ``field`` names the content field, ``reason`` is a condition reason.
+    ``field`` names the content field, ``reason`` is a condition reason. The message may quote
+    keys of the text; ``unquoted`` says the same without any of it.
     """
 
-    def __init__(self, field: str, message: str, reason: str) -> None:
+    def __init__(self, field: str, message: str, reason: str, unquoted: str = "") -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.unquoted = f"{field}: {unquoted or message}"
         self.reason = reason
 
 
@@ -86,7 +88,7 @@ class Payload(BaseModel):
         try:
             value = parse_json(self.toolDefinitions) if self.toolDefinitions.strip() else []
         except CanonicalError as error:
-            raise PayloadError("toolDefinitions", str(error), "InvalidTools") from error
+            raise _unparsed("toolDefinitions", "InvalidTools", error) from error
         if not isinstance(value, list):
             raise PayloadError("toolDefinitions", "must be a JSON array of tools", "InvalidTools")
         for index, tool in enumerate(value):
@@ -99,7 +101,7 @@ class Payload(BaseModel):
         try:
             value = parse_json(self.chatTemplateOptions) if self.chatTemplateOptions.strip() else {}
         except CanonicalError as error:
-            raise PayloadError("chatTemplateOptions", str(error), "InvalidContent") from error
+            raise _unparsed("chatTemplateOptions", "InvalidContent", error) from error
         if not isinstance(value, dict):
             raise PayloadError("chatTemplateOptions", "must be a JSON object", "InvalidContent")
         return value
@@ -114,6 +116,10 @@ class Payload(BaseModel):
     def empty(self) -> bool:
         """Whether neither a system text nor a tool is declared."""
         return not self.system and not self.tools
+
+
+def _unparsed(field: str, reason: str, error: CanonicalError) -> PayloadError:
+    return PayloadError(field, str(error), reason, error.unquoted)
 
 
 def _decoded(key: str, value: str) -> str:

@@ -18,10 +18,6 @@ from promptprefix_operator.sources import source_of
 
 _LINTS_KEPT = 1_024
 _EARLIER_KEPT = 3
-_UNQUOTED = (
-    "can't be used, and a Secret's text is not quoted here: see what promptprefix lint says "
-    "of the manifests of the resource and the Secret."
-)
 
 
 class Linter(Protocol):
@@ -55,7 +51,7 @@ class Declarations:
         self._findings: OrderedDict[tuple[str, str, frozenset[str]], tuple[LintFinding, ...]] = (
             OrderedDict()
         )
-        self._texts: dict[str, tuple[tuple[str, bool, Payload], Text]] = {}
+        self._texts: dict[str, tuple[tuple[str, Payload], Text]] = {}
         self._versions: dict[str, dict[str, tuple[Version, Payload]]] = {}
 
     def prefixes(self, cluster: Cluster) -> tuple[Prefix, ...]:
@@ -112,12 +108,11 @@ class Declarations:
         payload, refusal = _source(resource, spec, cluster)
         if payload is None:
             return Text(None, None, refusal)
-        quotable = spec.content.secretRef is None
-        key = (spec.model, quotable, payload)
+        key = (spec.model, payload)
         known = self._texts.get(resource.uid)
         if known is not None and known[0] == key:
             return known[1]
-        text = _text_of(resource.uid, spec.model, payload, quotable=quotable)
+        text = _text_of(resource.uid, spec.model, payload)
         self._texts[resource.uid] = (key, text)
         return text
 
@@ -165,7 +160,7 @@ def _source(
     return found.payload, None
 
 
-def _text_of(uid: str, model: str, payload: Payload, *, quotable: bool) -> Text:
+def _text_of(uid: str, model: str, payload: Payload) -> Text:
     try:
         if payload.empty:
             raise PayloadError(
@@ -173,9 +168,8 @@ def _text_of(uid: str, model: str, payload: Payload, *, quotable: bool) -> Text:
             )
         fingerprint = payload_fingerprint(model, payload)
     except PayloadError as error:
-        # What is wrong with JSON is told with keys of the text: not where that is a Secret's.
-        told = str(error) if quotable else f"{error.field}: {_UNQUOTED}"
-        refusal = Refusal(Reason(error.reason), f"spec.content, {told}", stalled=True)
+        told = f"spec.content, {error.unquoted}"
+        refusal = Refusal(Reason(error.reason), told, stalled=True)
         return Text(None, payload, refusal)
     digest = payload.digest
     version = Version(placement_id(uid, model, digest), model, fingerprint, digest)

@@ -92,7 +92,7 @@ class Executor:
         except (ControlError, EngineError) as error:
             self._prepare_failed(record, _transient(error))
         except PayloadError as error:
-            self._prepare_failed(record, Failure(error.reason, str(error), settled=True))
+            self._prepare_failed(record, Failure(error.reason, error.unquoted, settled=True))
         except HeadError as error:
             self._prepare_failed(record, Failure(error.reason, error.message, settled=True))
         else:

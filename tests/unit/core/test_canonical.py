@@ -166,3 +166,21 @@ def test_long_runs_of_marks_are_still_nfc(parts: list[tuple[str, str]]) -> None:
 def test_marks_in_disorder_cost_no_quadratic_time(marks: str) -> None:
     text = "a" + marks * 150_000
     assert len(canonical_text(text)) >= 150_000
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        ('{"a": 1, "a": 2}', 15),
+        ('[{"}": "\\"}"}, {"x": {"é": 1, "é": 1}, "}": 0}]', 36),
+        ('{"a": {}, "a": {}}', 17),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["", "utf-8", "utf-16-le"])
+def test_a_double_key_can_be_told_without_quoting_it(text: str, end: int, encoding: str) -> None:
+    assert text[end] == "}"
+    with pytest.raises(CanonicalError) as caught:
+        parse_json(text.encode(encoding) if encoding else text)
+    assert caught.value.unquoted == (
+        f"a key stands twice in the object that ends at character {end}"
+    )

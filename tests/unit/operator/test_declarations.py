@@ -217,6 +217,7 @@ def test_a_secret_is_read_refused_and_missed_without_tearing_what_is_warm(
         assert prefix.earlier == (found.version,)
 
 
+@pytest.mark.parametrize("source", ["inline", "configMapRef", "secretRef"])
 @pytest.mark.parametrize(
     ("field", "text", "reason"),
     [
@@ -226,12 +227,13 @@ def test_a_secret_is_read_refused_and_missed_without_tearing_what_is_warm(
         ("chatTemplateOptions", f'{{"{SECRET[:20]}": {2**60}}}', "InvalidContent"),
     ],
 )
-def test_what_is_wrong_with_a_secret_is_told_without_any_of_it(
-    declarations: Declarations, cluster: Cluster, field: str, text: str, reason: str
+def test_what_is_wrong_with_a_text_is_told_without_any_of_it(
+    declarations: Declarations, cluster: Cluster, source: str, field: str, text: str, reason: str
 ) -> None:
-    cluster.see_resource(resource({"secretRef": {"name": "texts"}}))
-    body = encoded(**{"systemInstructions": "x", field: text})
-    cluster.see_text(HIDDEN, text_in(HIDDEN, body))
+    data = {"systemInstructions": "x", field: text}
+    cluster.see_resource(resource({source: data if source == "inline" else {"name": "texts"}}))
+    cluster.see_text(HIDDEN, text_in(HIDDEN, encoded(**data)))
+    cluster.see_text(TEXTS, text_in(TEXTS, {"metadata": {"resourceVersion": "1"}, "data": data}))
     [prefix] = declarations.prefixes(cluster)
     assert prefix.refusal is not None
     assert (prefix.refusal.reason, prefix.refusal.stalled) == (reason, True)
