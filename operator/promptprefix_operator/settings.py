@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     leader_election: bool = True
     """Without it this must be the only operator of its namespaces."""
     lease_name: Name = "promptprefix-operator"
-    """Lease in the own namespace, made beforehand without a spec."""
+    """Lease in the own namespace; created where it is missing."""
     lease_seconds: int = Field(default=15, ge=6, le=600)
     """A leader that is gone without a word is followed this long after its last renewal."""
     identity: str = Field(default_factory=socket.gethostname, min_length=1, max_length=200)
