@@ -1,4 +1,4 @@
-"""The CRDs of other projects are where the helper says, and of the versions that charts use."""
+"""The CRDs of other projects are where they are said to be, and of the versions that charts use."""
 
 from __future__ import annotations
 

@@ -3,142 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from promptprefix_operator.api_server import ApiError, ApiServer, FencedError
 from promptprefix_operator.leadership import (
     RELEASED_SECONDS,
-    Leadership,
     Record,
-    Times,
     Watch,
     micro_time,
     record_of,
     spec_of,
 )
+from tests.unit.operator.candidates import EPOCH, TIMES, Machine, Store, led_by_a
 
-TIMES = Times(lease=15)
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
-LEASE = f"{LEASES}/promptprefix-operator"
-SECRET = "/api/v1/namespaces/system/secrets/promptprefix-operator-tls"
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 HELD = Record("a", 15, "t0", "t0", 1)
 GIVEN_UP = Record("", RELEASED_SECONDS, "t0", "t9", 1)
-
-
-@dataclass
-class Store:
-    """The API server's one Lease, with versions that only rise, and conflicts."""
-
-    lease: dict[str, Any] | None = field(
-        default_factory=lambda: {"metadata": {"resourceVersion": "1"}}
-    )
-    failure: ApiError | None = None
-    lost_answers: int = 0
-    reads: int = 0
-    secret: str | None = "secret-uid"
-    term: bool = False
-    creations: int = 0
-    version: int = 100
-    owners: list[dict[str, str]] = field(default_factory=list)
-
-    async def get(self, path: str) -> dict[str, Any]:
-        if path == SECRET:
-            if self.secret is None:
-                raise ApiError(404, "no such secret")
-            data = {"data": {"term": "MQ=="}} if self.term else {}
-            return {"metadata": {"name": path.rpartition("/")[2], "uid": self.secret}, **data}
-        assert path == LEASE
-        self.reads += 1
-        if self.failure is not None:
-            raise self.failure
-        if self.lease is None:
-            raise ApiError(404, "not found")
-        return copy.deepcopy(self.lease)
-
-    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        assert path == LEASES
-        assert body["metadata"]["name"] == "promptprefix-operator"
-        if self.lease is not None:
-            raise ApiError(409, "exists")
-        self.creations += 1
-        self.owners = body["metadata"].get("ownerReferences", [])
-        self.lease = self.reset()
-        return copy.deepcopy(self.lease)
-
-    def reset(self) -> dict[str, Any]:
-        self.version += 1
-        self.lease = {"metadata": {"resourceVersion": str(self.version)}}
-        return self.lease
-
-    async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        if self.failure is not None:
-            raise self.failure
-        if self.lease is None or body["metadata"] != self.lease["metadata"]:
-            raise ApiError(409, "conflict")
-        self.version += 1
-        version = {"resourceVersion": str(self.version)}
-        self.lease = copy.deepcopy({**body, "metadata": version})
-        if self.lost_answers:
-            self.lost_answers -= 1
-            raise ApiError(0, "connection reset")
-        return copy.deepcopy(self.lease)
-
-    @property
-    def record(self) -> Record:
-        return record_of(self.lease or {})
-
-
-@dataclass
-class Machine:
-    """A candidate on a machine with clocks of its own."""
-
-    store: Store
-    name: str
-    time: float = 0.0
-    wall: timedelta = timedelta()
-    changes: int = 0
-    signed: bool = True
-    cut: bool = False
-    candidate: Leadership = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.candidate = Leadership(
-            api=self.store,  # type: ignore[arg-type]
-            namespace="system",
-            name="promptprefix-operator",
-            owner="promptprefix-operator-tls",
-            signed=self.signed,
-            identity=self.name,
-            times=TIMES,
-            clock=lambda: self.time,
-            now=lambda: EPOCH + timedelta(seconds=self.time) + self.wall,
-            changed=self._changed,
-        )
-
-    def _changed(self) -> None:
-        self.changes += 1
-
-    async def attempt(self) -> bool:
-        """Try once; who leads leaves its term before anything else."""
-        self.store.failure = ApiError(0, "unreachable") if self.cut else None
-        taken = await self.candidate._attempt(5)
-        self.store.failure = None
-        self.store.term |= self.signed and self.leads
-        return taken
-
-    @property
-    def leads(self) -> bool:
-        return self.candidate.leading
 
 
 @pytest.mark.parametrize(
@@ -290,18 +173,6 @@ async def test_without_the_secret_nobody_knows_whether_somebody_led() -> None:
     assert not await machine.attempt()
     machine.time += 0.1
     assert await machine.attempt()
-
-
-async def led_by_a(*, signed: bool = True) -> tuple[Machine, Machine]:
-    store = Store(lease=None)
-    a = Machine(store, "a", signed=signed)
-    b = Machine(store, "b", time=7000.0, wall=timedelta(hours=-9), signed=signed)
-    for machine in (a, b):
-        await machine.attempt()
-    a.time, b.time = a.time + TIMES.settle, b.time + 1
-    assert await a.attempt()
-    assert not await b.attempt()
-    return a, b
 
 
 async def test_a_dead_leader_is_followed_after_its_lease_by_the_watchers_own_clock() -> None:
@@ -482,109 +353,3 @@ async def test_writes_are_refused_without_the_lead() -> None:
             await write("/api/v1/x", {})
     with pytest.raises(FencedError):
         await fenced.patch("/api/v1/x", {}, "application/merge-patch+json")
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            [
-                *["try", "all"] * 4,
-                "release",
-                "reset",
-                "delete",
-                "drop",
-                "cut",
-                "fresh",
-                *["oust"] * 2,
-            ]
-        ),
-        st.integers(0, 2),
-        st.sampled_from([0.1, 1.0, 2.0, 4.0, 7.0]),
-    ),
-    min_size=20,
-    max_size=60,
-)
-
-
-@dataclass
-class Game:
-    """Three replicas, each replaced at times while the process before it may still act."""
-
-    store: Store
-    slots: list[Machine]
-    machines: list[Machine] = field(default_factory=list)
-    gone: list[Machine] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.machines += self.slots
-
-    async def step(self, action: str, index: int) -> None:
-        machine = self.slots[index]
-        match action:
-            case "drop":
-                self.store.lost_answers = 1
-            case "reset":
-                self.store.reset()
-            case "delete":
-                self.store.lease = None
-            case "cut":
-                machine.cut = not machine.cut
-            case "fresh":
-                self._replace(index)
-            case "oust":  # all at once what is rare by chance: a leader that nobody can know of
-                for each in self.machines:
-                    each.cut = each.leads
-                self.store.lease = None
-                for slot in range(3):
-                    self._replace(slot)
-            case "release":
-                await machine.candidate.release()
-                self.gone.append(machine)
-            case "try":
-                await self._try(machine)
-            case "all":
-                for each in self.slots[index:] + self.slots[:index]:
-                    await self._try(each)
-
-    async def _try(self, machine: Machine) -> None:
-        if not any(machine is each for each in self.gone):
-            await machine.attempt()
-
-    def _replace(self, index: int) -> None:
-        before = self.slots[index]
-        name = f"{before.name}+"
-        self.slots[index] = Machine(self.store, name, before.time, signed=before.signed)
-        self.machines.append(self.slots[index])
-
-    def check(self) -> None:
-        leading = [each.name for each in self.machines if each.leads]
-        assert len(leading) <= 1
-        assert not leading or self.store.record.holder in ("", *leading)
-
-
-@settings(max_examples=200)
-@given(
-    steps=STEPS,
-    skews=st.tuples(*[st.floats(-1e6, 1e6)] * 3),
-    created=st.booleans(),
-    signed=st.booleans(),
-)
-def test_two_never_act_at_once(
-    steps: list[tuple[str, int, float]], skews: tuple[float, ...], created: bool, signed: bool
-) -> None:
-    """Whatever each candidate does and whenever, under any clocks that run at one rate."""
-
-    async def play() -> None:
-        store = Store() if created else Store(lease=None)
-        slots = [
-            Machine(store, name, time=skew, signed=signed)
-            for name, skew in zip("abc", skews, strict=True)
-        ]
-        game = Game(store, slots)
-        for action, index, pause in steps:
-            for machine in game.machines:
-                machine.time += pause
-            await game.step(action, index)
-            game.check()
-
-    asyncio.run(play())
