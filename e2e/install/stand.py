@@ -21,6 +21,7 @@ from e2e.images import Images, build_images
 from e2e.install.folders import Folders
 from e2e.install.programs import Helm, Kubectl, kubectl_of
 from e2e.install.values import SYSTEM, TEAM
+from e2e.install.workloads import ENGINE_KEY
 from e2e.tools import helm
 
 Progress = Callable[[str], None]
@@ -73,7 +74,8 @@ class Stand:
         script = (
             "import json, urllib.request as u\n"
             f"r = u.Request({url + '/v1/chat/completions'!r}, data={json.dumps(body).encode()!r},"
-            " headers={'content-type': 'application/json'})\n"
+            " headers={'content-type': 'application/json',"
+            f" 'authorization': 'Bearer {ENGINE_KEY}'}})\n"
             "print(json.dumps(json.load(u.urlopen(r, timeout=120))['usage']))"
         )
         return dict(json.loads(self.kubectl.python(TEAM, pod, SIDECAR, script)))

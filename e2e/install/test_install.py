@@ -18,7 +18,16 @@ from e2e.install.readiness import ReadinessHistory
 from e2e.install.report import record
 from e2e.install.stand import CHARTS, SIDECAR, Stand, condition, is_ready, wait_until
 from e2e.install.values import LABELS, SYSTEM, TEAM
-from e2e.install.workloads import PLAIN, idle, namespace, plain_vllm, prompt_prefix, text
+from e2e.install.workloads import (
+    ENGINE_KEY,
+    PLAIN,
+    engine_key,
+    idle,
+    namespace,
+    plain_vllm,
+    prompt_prefix,
+    text,
+)
 
 pytestmark = pytest.mark.timeout(3600)  # the first run builds images, Helm and Kubernetes
 
@@ -170,12 +179,16 @@ def test_the_webhook_works_again_and_what_is_gone_is_not_counted(stand: Stand) -
 def test_engines_of_the_chart_and_of_a_plain_manifest_join(stand: Stand) -> None:
     vllm = values.warm_vllm(stand.images, stand.base, stand.folders)
     began = time.monotonic()
-    stand.kubectl.apply(plain_vllm(stand.base, stand.folders))
+    stand.kubectl.apply(engine_key(), plain_vllm(stand.base, stand.folders))
     stand.helm.apply("install", ENGINES, CHARTS / "warm-vllm", TEAM, vllm)
     pods = wait_for_pods(stand, 2)
     record(engines_start_s=time.monotonic() - began)
     [plain] = stand.pods(f"app={PLAIN}")
     assert plain["metadata"]["annotations"]["promptprefix.dev/injected"] == "hard"
+    address = f"http://{plain['status']['podIP']}:8000/v1/models"
+    ask = f"import urllib.request as u; print(u.urlopen('{address}', timeout=10).status)"
+    with pytest.raises(ProgramError, match="401"):
+        stand.kubectl.python(TEAM, pods[0], SIDECAR, ask)
     assert all(stand.sidecar_metric(pod, "engine_healthy") == 1 for pod in pods)
 
 
@@ -348,7 +361,8 @@ def test_nothing_is_left_but_what_is_kept(stand: Stand, before: frozenset[str]) 
     stand.kubectl("delete", "promptprefix", "--all", "-n", TEAM)
     stand.helm("uninstall", ENGINES, "-n", TEAM, "--wait", "--timeout", "2m", timeout=150)
     stand.helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout", "2m", timeout=150)
-    stand.kubectl("delete", f"deployment/{PLAIN}", f"secret/{SECRET}", "-n", TEAM)
+    ours = (f"deployment/{PLAIN}", f"secret/{SECRET}", f"secret/{ENGINE_KEY}")
+    stand.kubectl("delete", *ours, "-n", TEAM)
     stand.kubectl("delete", "configmap", "--all", "-n", TEAM)
 
     def left() -> frozenset[str]:

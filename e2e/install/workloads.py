@@ -8,6 +8,8 @@ from e2e.install.folders import Folders
 from e2e.install.values import LABELS, MODEL, TEAM, engine_env, plain_arguments
 
 PLAIN = "plain-vllm"
+ENGINE_KEY = "team-key"
+"""Key that the plain engine's API asks for, and the name of its Secret."""
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -31,8 +33,23 @@ def namespace(name: str) -> dict[str, Any]:
     }
 
 
+def engine_key() -> dict[str, Any]:
+    """Return the Secret with the key of the plain engine's API."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": ENGINE_KEY, "namespace": TEAM},
+        "stringData": {"key": ENGINE_KEY},
+    }
+
+
+def _key_variable() -> dict[str, Any]:
+    reference = {"name": ENGINE_KEY, "key": "key"}
+    return {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": reference}}
+
+
 def plain_vllm(image: str, folders: Folders) -> dict[str, Any]:
-    """Return a Deployment without anything of ours but the label."""
+    """Return a Deployment without anything of ours but the label; its API asks for a key."""
     command = plain_arguments(folders)
     container = {
         "name": "vllm",
@@ -40,7 +57,7 @@ def plain_vllm(image: str, folders: Folders) -> dict[str, Any]:
         "imagePullPolicy": "Never",
         "command": command[:3],
         "args": command[3:],
-        "env": engine_env(folders),
+        "env": [*engine_env(folders), _key_variable()],
         "ports": [{"name": "http", "containerPort": 8000, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 1},
         "resources": {"requests": {"cpu": "300m", "memory": "2Gi"}, "limits": {"memory": "7Gi"}},
