@@ -18,7 +18,8 @@ import yaml
 from e2e.demo.report import Report
 from e2e.demo.stand import REPLICAS, DemoError, Stand
 from e2e.demo.traffic import Answer, Prefix, chat, noise, noise_on_each
-from e2e.demo.watch import Watch, condition, warm_on
+from e2e.demo.watch import Watch, warm_on
+from e2e.install.readings import condition
 from e2e.install.values import SYSTEM, TEAM
 from promptprefix.resource import PromptPrefixSpec
 

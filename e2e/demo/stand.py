@@ -23,6 +23,7 @@ from e2e.images import Images, build_images
 from e2e.install import values
 from e2e.install.folders import Folders
 from e2e.install.programs import Helm, Kubectl, kubectl_of
+from e2e.install.readings import is_ready, pods
 from e2e.install.values import SYSTEM, TEAM
 from e2e.install.workloads import namespace
 from e2e.tools import helm
@@ -131,18 +132,6 @@ def _deploy(kubectl: Kubectl, install: Helm, parts: Parts, image: str) -> None:
     install.apply("install", APP, CHARTS / "warm-vllm", TEAM, engines, wait=False)
 
 
-def _pods(kubectl: Kubectl, where: str, selector: str) -> list[dict[str, Any]]:
-    """Return the pods that are not being deleted, sorted by name."""
-    listed = kubectl.read("pods", "-n", where, "-l", selector)["items"]
-    alive = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
-    return sorted(alive, key=lambda pod: str(pod["metadata"]["name"]))
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
 def _describe(pod: Mapping[str, Any]) -> str:
     """Return the pod's containers and their states in one line, for progress."""
     status = pod.get("status", {})
@@ -165,13 +154,13 @@ def _wait_ready(kubectl: Kubectl, progress: Progress) -> None:
     said: dict[str, str] = {}
     wanted = ((SYSTEM, COMPONENT.format("operator")), (SYSTEM, ROUTER_PODS), (TEAM, ENGINE_PODS))
     while True:
-        found = [pod for where, selector in wanted for pod in _pods(kubectl, where, selector)]
+        found = [pod for where, selector in wanted for pod in pods(kubectl, where, selector)]
         words = {pod["metadata"]["name"]: _describe(pod) for pod in found}
         for name, text in words.items():
             if said.get(name) != text:
                 progress(f"{name}: {text}")
         said = words
-        if len(found) == 2 + REPLICAS and all(map(_is_ready, found)):
+        if len(found) == 2 + REPLICAS and all(map(is_ready, found)):
             return
         if time.monotonic() - begin > START_TIMEOUT_S:
             raise DemoError(f"the pods are not ready after {START_TIMEOUT_S} s: {words}")
@@ -199,7 +188,7 @@ def _connect(stack: ExitStack, kubectl: Kubectl, *, forward: bool) -> Stand:
         return stack.enter_context(_forwarded(command, where, pod, port))
 
     def urls(where: str, selector: str, *ports: int) -> Iterator[tuple[str, ...]]:
-        for found in _pods(kubectl, where, selector):
+        for found in pods(kubectl, where, selector):
             name, address = found["metadata"]["name"], found["status"]["podIP"]
             yield (name, *(reach(where, name, address, port) for port in ports))
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from e2e.install.readings import condition
+
 RESOLUTION_S = 0.02
 """How exactly the moment of a change is known."""
 
@@ -67,15 +69,6 @@ class Watch:
                 continue
             self.latest, _ = decoder.raw_decode(text)
             text = ""
-
-
-def condition(resource: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return the condition ``kind`` if it speaks of the resource's newest generation, else {}."""
-    generation = resource["metadata"]["generation"]
-    for entry in resource.get("status", {}).get("conditions", []):
-        if entry["type"] == kind and entry.get("observedGeneration") == generation:
-            return dict(entry)
-    return {}
 
 
 def warm_on(count: int) -> Callable[[dict[str, Any]], bool]:

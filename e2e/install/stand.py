@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from e2e.engine.model import ensure_model
 from e2e.images import Images, build_images
 from e2e.install.folders import Folders
 from e2e.install.programs import Helm, Kubectl, kubectl_of
+from e2e.install.readings import condition, pods
 from e2e.install.values import SYSTEM, TEAM
 from e2e.install.workloads import ENGINE_KEY
 from e2e.tools import helm
@@ -43,9 +44,7 @@ class Stand:
 
     def pods(self, selector: str, namespace: str = TEAM) -> list[dict[str, Any]]:
         """Return the pods that are not being deleted, oldest first."""
-        listed = self.kubectl.read("pods", "-n", namespace, "-l", selector)["items"]
-        alive = [each for each in listed if "deletionTimestamp" not in each["metadata"]]
-        return sorted(alive, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        return pods(self.kubectl, namespace, selector)
 
     def prefix(self, name: str) -> dict[str, Any]:
         """Return a PromptPrefix of the team."""
@@ -130,21 +129,6 @@ def open_stand(scratch: Path, progress: Progress) -> Iterator[Stand]:
 def _remove(kubectl: Kubectl) -> None:
     for namespace in (TEAM, SYSTEM):
         kubectl("delete", "namespace", namespace, "--ignore-not-found", timeout=180)
-
-
-def condition(resource: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return a condition of the resource's newest generation, else {}."""
-    generation = resource["metadata"]["generation"]
-    for entry in resource.get("status", {}).get("conditions", []):
-        if entry["type"] == kind and entry.get("observedGeneration") == generation:
-            return dict(entry)
-    return {}
-
-
-def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod's Ready condition is true."""
-    conditions = pod.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def wait_until(

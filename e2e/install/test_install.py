@@ -15,8 +15,9 @@ from e2e.install.previous_chart import previous_chart
 from e2e.install.programs import ProgramError
 from e2e.install.prompts import NAME, Prompts
 from e2e.install.readiness import ReadinessHistory
+from e2e.install.readings import condition, is_ready
 from e2e.install.report import record
-from e2e.install.stand import CHARTS, SIDECAR, Stand, condition, is_ready, wait_until
+from e2e.install.stand import CHARTS, SIDECAR, Stand, wait_until
 from e2e.install.values import LABELS, SYSTEM, TEAM
 from e2e.install.workloads import (
     ENGINE_KEY,

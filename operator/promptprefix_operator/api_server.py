@@ -128,6 +128,10 @@ class ApiServer:
         """Patch an object; a JSON patch is a list."""
         return await self._request("PATCH", path, query=query, body=body, content_type=kind)
 
+    async def delete(self, path: str) -> None:
+        """Delete an object."""
+        await self._request("DELETE", path)
+
     async def _request(
         self,
         method: str,

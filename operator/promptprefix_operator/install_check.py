@@ -186,16 +186,8 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-class _ApiServer(ApiServer):
-    """The operator itself deletes nothing."""
-
-    async def delete(self, path: str) -> None:
-        """Delete an object."""
-        await self._request("DELETE", path)
-
-
 async def _run(settings: CheckSettings) -> None:
-    api = _ApiServer(await load_configuration())
+    api = ApiServer(await load_configuration())
     try:
         await InstallCheck(api, settings, time.monotonic, asyncio.sleep, _say).run()
     finally:

@@ -286,6 +286,12 @@ async def test_content_is_for_the_pods_that_were_told_to_hold_it(hasty: Setup) -
     assert (await hasty.ask("GET", path))[0] == 403
 
 
+async def held(setup: Setup, asking: asyncio.Task[tuple[int, str]]) -> None:
+    """Return once the question waits for the next plan, or is answered."""
+    while not setup.publication._changed._waiters and not asking.done():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 async def test_routes_are_held_until_they_change(patient: Setup) -> None:
     patient.publication.publish(planned())
     status, text = await patient.ask("GET", "/v1/routes", "router")
@@ -294,8 +300,9 @@ async def test_routes_are_held_until_they_change(patient: Setup) -> None:
     assert text == first.model_dump_json()
     path = f"/v1/routes?term={TERM}&number={first.revision.number}"
     asking = asyncio.create_task(patient.ask("GET", path, "router"))
+    await held(patient, asking)
     patient.publication.publish(planned(u0=(placement(),)))
-    await asyncio.sleep(0.01)
+    await held(patient, asking)
     assert not asking.done(), "a desired set is no route"
     prefix = RoutePrefix(name="a", tenant="ml", model="m", fingerprint="f")
     patient.publication.publish(planned(prefixes=(prefix,)))
@@ -314,8 +321,7 @@ async def test_a_router_keeps_the_last_leaders_table_until_the_sidecars_had_thei
     for path in ("/v1/routes", f"/v1/routes?term={TERM}&number=0"):
         assert (await hasty.ask("GET", path, "router"))[0] == 200
     asking = asyncio.create_task(patient.ask("GET", inherited, "router"))
-    while not patient.publication._changed._waiters:  # noqa: ASYNC110 - until it is held
-        await asyncio.sleep(0)
+    await held(patient, asking)
     patient.settling = False
     patient.publication.publish(planned())
     assert (await asking)[0] == 200
