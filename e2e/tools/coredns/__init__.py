@@ -10,5 +10,5 @@ _MODULE = Path(__file__).parent
 
 
 def find_or_build(progress: go.Progress) -> Path:
-    """Return the ``coredns`` program; the first build takes about three minutes on two cores."""
+    """Return the ``coredns`` program; the first build takes about four minutes on two cores."""
     return go.find_or_build("coredns", _MODULE, ".", progress, sources=[_MODULE / "main.go"])
