@@ -1,4 +1,4 @@
-"""Label and annotations by which a pod asks for injection and is told what came of it."""
+"""Labels and annotations: how pods ask for injection, and what people on call set on a resource."""
 
 from __future__ import annotations
 
@@ -22,6 +22,27 @@ INJECTED: Final = "promptprefix.dev/injected"
 
 INJECTION_MESSAGE: Final = "promptprefix.dev/injection-message"
 """Annotation that the webhook writes: what is missing, why, and the fix."""
+
+WARM_NOW: Final = "promptprefix.dev/warm-now"
+"""Annotation of a PromptPrefix: held whatever its windows and idle time say, for a person on call.
+
+The value is ``"true"`` or the instant at which it ends (RFC 3339); `UNPIN` is stronger.
+"""
+
+UNPIN: Final = "promptprefix.dev/unpin"
+"""Annotation of a PromptPrefix: its pins are given up, for a person on call.
+
+The value is as that of `WARM_NOW`.
+"""
+
+ROLE_LABELS: Final = ("promptprefix.dev/role", "llm-d.ai/role")
+"""Labels that say a pod's part where prefill and decode are apart; the first present counts."""
+
+DECODE_ROLE: Final = "decode"
+"""Role of pods that get KV from prefill pods: prefixes are held on those, never here."""
+
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""Label of a pod's zone; Kubernetes 1.35 and newer copy it from the node."""
 
 
 class InjectionResult(StrEnum):

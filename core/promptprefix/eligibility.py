@@ -109,7 +109,7 @@ def shortfall(
     }
     eligible = len(by_standing[Standing.ELIGIBLE])
     if eligible:
-        if spec.replicas == "All" or eligible >= spec.replicas:
+        if eligible >= spec.pods_wanted(eligible):
             return None
         return Shortfall(
             Reason.INSUFFICIENT_PODS,

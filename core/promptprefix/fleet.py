@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from promptprefix.reasons import Reason
-from promptprefix.resource import Condition, LintFinding, PromptPrefixSpec
+from promptprefix.resource import MAX_PRIORITY, Condition, LintFinding, PromptPrefixSpec
 from promptprefix.wire import SidecarState
 
 
@@ -16,6 +17,7 @@ class Pod:
     """A pod as the API server describes it.
 
     ``leaving``: being deleted, or finished. ``uninjected``: it asks for a sidecar and has none.
+    ``decodes``: it gets KV from prefill pods. ``node`` and ``zone`` are empty if unknown.
     """
 
     uid: str
@@ -26,6 +28,9 @@ class Pod:
     ready: bool
     leaving: bool
     uninjected: bool = False
+    decodes: bool = False
+    node: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,12 +47,38 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class Version:
-    """One text of one resource for one model. ``id`` is the id of its placements."""
+    """One text of one resource for one model. ``id`` is the id of its placements.
+
+    ``since`` is when it was first declared, ``superseded`` when another took its place.
+    ``last_matched`` is the latest match that routers told of. ``estimated_tokens`` counts without a
+    tokenizer. ``readable``: its text is still known; else pods only keep what they hold.
+    """
 
     id: str
     model: str
     fingerprint: str
     content_digest: str
+    since: datetime | None = None
+    superseded: datetime | None = None
+    last_matched: datetime | None = None
+    estimated_tokens: int = 0
+    salt_digest: str = ""
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Override:
+    """What a person on call has asked for by an annotation, until ``until``; None: no end."""
+
+    until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a namespace may use: its share of each pod's pin budget, and its highest priority."""
+
+    budget_share: float = 1.0
+    max_priority: int = MAX_PRIORITY
 
 
 @dataclass(frozen=True)
@@ -66,7 +97,8 @@ class Prefix:
     ``version`` is the declared text, absent when it can't be read; with a ``refusal`` it is not
     warmed. ``earlier`` holds the versions before it that pods may still hold, newest first.
     ``conditions`` are those of the resource's present status. ``deleting``: somebody's finalizer
-    holds it back.
+    holds it back. ``warm_now`` and ``unpin`` are the orders of a person on call; ``notes`` say what
+    could not be understood of them.
     """
 
     uid: str
@@ -80,6 +112,10 @@ class Prefix:
     lint: tuple[LintFinding, ...] = ()
     conditions: tuple[Condition, ...] = ()
     deleting: bool = False
+    created: datetime | None = None
+    warm_now: Override | None = None
+    unpin: Override | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,18 +123,22 @@ class Snapshot:
     """Everything a plan is made from.
 
     ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started,
-    and pods without a connected sidecar may yet report what they hold.
+    and pods without a connected sidecar may yet report what they hold. ``limits`` are by namespace;
+    one without has all. ``routed``: some router tells of matches.
     """
 
     prefixes: tuple[Prefix, ...] = ()
     pods: tuple[Pod, ...] = ()
     sidecars: Mapping[str, Sidecar] = field(default_factory=dict)
     settling: bool = False
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    routed: bool = False
 
 
-def placement_id(uid: str, model: str, content_digest: str) -> str:
+def placement_id(uid: str, model: str, content_digest: str, salt_digest: str = "") -> str:
     """Return the id of the placements of one version of the resource ``uid``."""
-    version = hashlib.sha256(f"{model}\n{content_digest}".encode()).hexdigest()
+    salted = f"\n{salt_digest}" if salt_digest else ""
+    version = hashlib.sha256(f"{model}\n{content_digest}{salted}".encode()).hexdigest()
     return f"{uid}-{version[:12]}"
 
 

@@ -146,12 +146,13 @@ def _stay(prefix: Prefix, selected: tuple[Candidate, ...]) -> _Choice:
         recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
         return _Choice(prefix, selected, eligible + len(recovering), tuple(staying))
     # An engine that restarts keeps its place only as long as no healthy pod can take it.
-    spare = max(0, spec.replicas - eligible)
+    wanted = spec.pods_wanted(eligible)
+    spare = max(0, wanted - eligible)
     healthy = [e for e in staying if e.standing(spec.model) is Standing.ELIGIBLE]
     healthy.sort(key=lambda e: (prefix.uid not in e.warms, _rank(prefix, e)))
     recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
-    chosen = (*healthy[: spec.replicas], *recovering[:spare])
-    return _Choice(prefix, selected, spec.replicas, chosen)
+    chosen = (*healthy[:wanted], *recovering[:spare])
+    return _Choice(prefix, selected, wanted, chosen)
 
 
 def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:

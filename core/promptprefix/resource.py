@@ -6,12 +6,14 @@ what only Kubernetes reads: CEL rules, list types, int-or-string.
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from promptprefix.durations import DURATION_PATTERN, DURATION_RULE, parse_duration
 from promptprefix.payload import Payload
 from promptprefix.schema import Strict, cel, rules
 from promptprefix.selector import DNS_NAME
@@ -30,6 +32,9 @@ CATEGORIES = ("promptprefix",)
 MAX_TEXT = 262_144
 """Characters of one content field; etcd and the API server cap a whole object near 1.5 MB."""
 MAX_REPLICAS = 10_000
+MAX_PRIORITY = 1_000
+MAX_WINDOWS = 16
+MAX_VERSIONS = 3
 MAX_PROBLEMS = 10
 MAX_LINT = 20
 
@@ -40,6 +45,14 @@ class Pinning(StrEnum):
     HARD = "Hard"
     SOFT = "Soft"
     NONE = "None"
+
+
+class OnIdle(StrEnum):
+    """What happens to the blocks of a prefix that is no longer held."""
+
+    KEEP = "Keep"
+    EVICT = "Evict"
+    OFFLOAD = "Offload"
 
 
 class LintPolicy(StrEnum):
@@ -146,6 +159,24 @@ class SecretRef(Strict):
     )
 
 
+class CacheSaltRef(Strict):
+    """A key of a Secret in the resource's namespace."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=rf"^{DNS_NAME}$",
+        description="Name of a Secret in the same namespace that the operator was allowed to get.",
+    )
+    key: str = Field(
+        default="salt",
+        min_length=1,
+        max_length=253,
+        pattern=r"^[-._a-zA-Z0-9]+$",
+        description="Key of its data; the value is UTF-8 text of 16 to 256 characters.",
+    )
+
+
 ONE_SOURCE = "content must have exactly one of inline, configMapRef and secretRef"
 
 
@@ -197,13 +228,71 @@ class LintSettings(Strict):
     )
 
 
-REPLICAS_RULE = f"replicas must be a number from 1 to {MAX_REPLICAS} or the word All"
+REPLICAS_RULE = (
+    f"replicas must be a number from 1 to {MAX_REPLICAS}, a percentage from 1% to 100% "
+    "or the word All"
+)
+_PERCENTAGE = re.compile(r"([1-9][0-9]?|100)%", re.ASCII)
 
 
-def _number_or_all(value: object) -> object:
+def _number_share_or_all(value: object) -> object:
     if value == "All" or (type(value) is int and 1 <= value <= MAX_REPLICAS):
         return value
+    if isinstance(value, str) and _PERCENTAGE.fullmatch(value):
+        return value
     raise ValueError(REPLICAS_RULE)
+
+
+def _positive(value: object) -> object:
+    if isinstance(value, str) and parse_duration(value) <= timedelta(0):
+        raise ValueError("must be longer than 0s")
+    return value
+
+
+Duration = Annotated[
+    str,
+    Field(
+        min_length=2,
+        max_length=20,
+        pattern=DURATION_PATTERN,
+        json_schema_extra=rules(cel("duration(self) > duration('0s')", DURATION_RULE)),
+    ),
+    BeforeValidator(_positive),
+]
+
+
+class Window(Strict):
+    """A peak window: it opens at each time of the schedule and lasts for the duration."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Name of the window, unique in the resource.",
+    )
+    schedule: str = Field(
+        min_length=9,
+        max_length=128,
+        description="When it opens: a cron expression of five fields (minute, hour, day of month, "
+        "month, day of week).",
+        json_schema_extra=rules(
+            cel(
+                r"self.matches('^\\S+( +\\S+){4}$')",
+                "schedule must be a cron expression of five fields: minute hour day-of-month month "
+                "day-of-week",
+            )
+        ),
+    )
+    duration: Duration = Field(description="How long it stays open.")
+    timeZone: str = Field(  # noqa: N815
+        default="UTC",
+        min_length=1,
+        max_length=64,
+        description="IANA time zone of the schedule, such as Europe/Berlin.",
+    )
+    leadTime: Duration | None = Field(  # noqa: N815
+        default=None, description="How long before it opens warming begins."
+    )
 
 
 class PromptPrefixSpec(Strict):
@@ -216,23 +305,59 @@ class PromptPrefixSpec(Strict):
     )
     pods: Pods = Field(description="The pods that may hold the prefix.")
     content: Content = Field(description="The declared text.")
-    replicas: Annotated[int | Literal["All"], BeforeValidator(_number_or_all)] = Field(
+    cacheSaltRef: CacheSaltRef | None = Field(  # noqa: N815
+        default=None,
+        description="Isolates this prefix's KV blocks: only requests with the same cache salt "
+        "reuse them.",
+    )
+    replicas: Annotated[int | str, BeforeValidator(_number_share_or_all)] = Field(
         default="All",
-        description="On how many of the selected pods the prefix is held: a number or All.",
+        description="On how many of the selected pods the prefix is held: a number, a percentage "
+        "(rounded up) or All.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             **rules(
                 cel(
-                    f"type(self) == int ? self >= 1 && self <= {MAX_REPLICAS} : self == 'All'",
+                    f"type(self) == int ? self >= 1 && self <= {MAX_REPLICAS} : "
+                    "self == 'All' || self.matches('^([1-9][0-9]?|100)%$')",
                     REPLICAS_RULE,
                 )
             ),
         },
     )
+    priority: int = Field(
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Who keeps its place when the pin budget is short: the higher number. Capped "
+        "for the namespace by the operator's settings.",
+    )
     pinning: Pinning = Field(
         default=Pinning.HARD,
         description="Hard: can't be evicted (needs the engine plugin, else soft with a reason). "
         "Soft: kept recent by regular touches. None: warmed once and left to the engine's LRU.",
+    )
+    idleTTL: Duration | None = Field(  # noqa: N815
+        default=None,
+        description="Outside peak windows the prefix is held for this long after its latest match; "
+        "each match starts the time anew. Absent: released at a window's end; without windows "
+        "always held.",
+    )
+    onIdle: OnIdle = Field(  # noqa: N815
+        default=OnIdle.KEEP,
+        description="What happens to the blocks when the prefix is released. Keep: left to the "
+        "engine's LRU. Evict: dropped from the cache at once. Offload: dropped from GPU memory "
+        "while the engine's offload tier holds a copy.",
+    )
+    windows: list[Window] = Field(
+        default=[],
+        max_length=MAX_WINDOWS,
+        description="Peak windows in which the prefix is held; overlaps unite. Without any it is "
+        "held always, or as long as idleTTL says.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
     )
     lint: LintSettings = Field(
         default=LintSettings(), description="What the linter does with the declared text."
@@ -241,6 +366,14 @@ class PromptPrefixSpec(Strict):
         default=False,
         description="True releases the prefix on all pods and stops warming until false again.",
     )
+
+    def pods_wanted(self, eligible: int) -> int:
+        """Return on how many of so many ``eligible`` pods the prefix is wanted."""
+        if isinstance(self.replicas, int):
+            return self.replicas
+        if self.replicas == "All":
+            return eligible
+        return -(-eligible * int(self.replicas.removesuffix("%")) // 100)
 
 
 class Condition(BaseModel):
@@ -270,6 +403,22 @@ class Problem(BaseModel):
     pod: str = Field(max_length=253, description="Name of the pod.")
     reason: str = Field(max_length=63, description="Machine-readable word.")
     message: str = Field(max_length=1024, description="What happened and what to do.")
+
+
+class VersionStatus(BaseModel):
+    """One text of the resource that pods hold or should hold."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(max_length=32, description="Short id of the version.")
+    fingerprint: str = Field(max_length=128, description="Identity of its text.")
+    warmPods: int = Field(  # noqa: N815
+        default=0, ge=0, description="Pods that hold it warm."
+    )
+    since: datetime = Field(description="When it was first declared.")
+    lastMatched: datetime | None = Field(  # noqa: N815
+        default=None, description="When a request last matched it, within some minutes."
+    )
 
 
 class LintFinding(BaseModel):
@@ -316,6 +465,19 @@ class PromptPrefixStatus(BaseModel):
     )
     warm: str = Field(
         default="", max_length=32, description="Warm pods of desired pods, for the list view."
+    )
+    versions: list[VersionStatus] = Field(
+        default=[],
+        max_length=MAX_VERSIONS,
+        description="The declared version and earlier ones that are still held, newest first.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    activeWindow: str = Field(  # noqa: N815
+        default="", max_length=63, description="Name of the peak window that is open."
+    )
+    nextTransitionTime: datetime | None = Field(  # noqa: N815
+        default=None,
+        description="When peak windows or annotations begin or cease to hold the prefix next.",
     )
     problems: list[Problem] = Field(
         default=[],

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from promptprefix.resource import Pinning
+from promptprefix.resource import OnIdle, Pinning
 
 AUDIENCE = "promptprefix.dev/control"
 CA_CONFIG_MAP = "promptprefix-ca"
@@ -20,6 +20,8 @@ CA_KEY = "ca.crt"
 SYNC_PATH = "/v1/sidecar/sync"
 CONTENT_PATH = "/v1/content"
 ROUTES_PATH = "/v1/routes"
+SALT_PATH = "/v1/salts"
+MATCHES_PATH = "/v1/matches"
 
 LONG_POLL_S = 30.0
 """Seconds that the operator holds a question without news before it answers 204."""
@@ -36,6 +38,13 @@ HARD_PINS = "hard-pins"
 
 MAX_REPORTED = 4_096
 """Placements, and models, of one pod's report."""
+
+MAX_MATCHES = 8_192
+"""Versions in one report of matches."""
+
+HEAD_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+               1536, 2048, 3072, 4096, 6144, 8192)  # fmt: skip
+"""Numbers of leading blocks of which `PlacementState.heads` has digests, as far as they fit."""
 
 Count = Annotated[int, Field(le=2**53)]
 """A number that every JSON reader keeps: reported ones are copied into a resource's status."""
@@ -67,7 +76,10 @@ class Phase(StrEnum):
 class EngineState(Wire):
     """What a sidecar knows of its engine. ``epoch`` changes when the engine restarts.
 
-    ``tls``: the engine speaks HTTPS on ``port``.
+    ``tls``: the engine speaks HTTPS on ``port``. ``budget_blocks`` is how many blocks pins may
+    hold; 0 if unknown. ``running`` and ``waiting`` count requests of users. ``asleep``: it was put
+    to sleep and serves nothing. ``offload_tier`` names the KV connector that keeps copies outside
+    GPU memory; empty without one.
     """
 
     healthy: bool
@@ -81,6 +93,11 @@ class EngineState(Wire):
     blocks_total: Count = 0
     blocks_free: Count = 0
     blocks_pinned: Count = 0
+    budget_blocks: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    asleep: bool = False
+    offload_tier: str = ""
     capabilities: tuple[str, ...] = ()
     soft_reason: str = ""
     """Why hard pins can't be had; empty if they can."""
@@ -91,7 +108,10 @@ class PlacementState(Wire):
 
     ``tokens`` counts the reusable head in whole blocks; ``resident_tokens`` and ``pinned_tokens``
     are the engine's own evidence of how much of it is cached and pinned. ``pinned`` says how it is
-    protected just now. Times are Unix seconds.
+    protected just now. ``released`` is what came of the blocks of a released one, empty as long as
+    it is held or being released. ``heads`` are digests (12 hex characters) of its first
+    `HEAD_LADDER` blocks: equal digests are shared blocks. ``last_hit`` is the latest request of a
+    user that matched it, cached or not. Times are Unix seconds.
     """
 
     id: str
@@ -103,6 +123,8 @@ class PlacementState(Wire):
     resident_tokens: Count = 0
     pinned_tokens: Count = 0
     pinned: Pinning = Pinning.NONE
+    released: OnIdle | None = None
+    heads: tuple[str, ...] = Field(default=(), max_length=len(HEAD_LADDER))
     last_hit: float | None = None
     warm_seconds: float | None = None
 
@@ -128,7 +150,12 @@ class SyncRequest(Wire):
 
 
 class Placement(Wire):
-    """A prefix that a pod should hold. ``id`` names one version of one resource."""
+    """A prefix that a pod should hold. ``id`` names one version of one resource.
+
+    ``release``: it is not to be held just now, and this is to become of its blocks; a match warms
+    it again. ``retained``: an earlier version, held as long as it is there and never warmed again.
+    ``salted``: its requests carry a cache salt, which `SALT_PATH` answers by the placement's id.
+    """
 
     id: str
     namespace: str
@@ -138,6 +165,15 @@ class Placement(Wire):
     content_digest: str
     pinning: Pinning
     priority: int = 0
+    release: OnIdle | None = None
+    retained: bool = False
+    salted: bool = False
+
+
+class Salt(Wire):
+    """The cache salt of one placement; a secret."""
+
+    salt: str = Field(repr=False)
 
 
 class SyncResponse(Wire):
@@ -148,13 +184,18 @@ class SyncResponse(Wire):
 
 
 class RoutePrefix(Wire):
-    """A declared prefix as the router matches it. ``tenant`` is its namespace."""
+    """A declared prefix as the router matches it. ``tenant`` is its namespace.
 
+    ``id`` names the version. ``salt`` is a secret; empty without one.
+    """
+
+    id: str = ""
     name: str
     tenant: str
     model: str
     fingerprint: str
     token_digests: tuple[str, ...] = ()
+    salt: str = Field(default="", repr=False)
 
 
 class RouteEndpoint(Wire):
@@ -176,3 +217,20 @@ class RouteTable(Wire):
     revision: Revision
     prefixes: tuple[RoutePrefix, ...]
     endpoints: tuple[RouteEndpoint, ...]
+
+
+class Match(Wire):
+    """Requests of users that matched one version: how many since the last report, and the latest.
+
+    ``at`` is Unix seconds.
+    """
+
+    id: str
+    count: Count
+    at: float
+
+
+class MatchReport(Wire):
+    """What a router has matched since its last report that was taken in."""
+
+    matches: tuple[Match, ...] = Field(default=(), max_length=MAX_MATCHES)
