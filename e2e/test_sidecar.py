@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +15,14 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from e2e.cache import cache_root
-from e2e.engine.environment import ensure_environment
-from e2e.engine.model import ensure_model
-from e2e.engine.server import PLUGIN, EngineOptions, engine_arguments, engine_environment
 from e2e.fake_operator import FakeOperator, phase_of
+from e2e.sidecar_stand import START_S, Engine, engine_in, start_sidecar, tell
 from promptprefix.payload import Payload
 from promptprefix.resource import Pinning
 from promptprefix.wire import HARD_PINS, Phase, Placement, PlacementState
 
 pytestmark = pytest.mark.timeout(900)
 
-START_S = 240.0
 MAX_RSS_MB = 90.0
 TOOLS = (
     '[{"type":"function","function":{"name":"lookup","description":"Finds an order",'
@@ -40,57 +33,6 @@ TRIAGE = Payload(
     toolDefinitions=TOOLS,
 )
 TRANSLATION = Payload(systemInstructions="You translate legal texts word by word. " * 60)
-
-
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@dataclass
-class Engine:
-    """A vLLM server that can be killed and started again, as a container is by the kubelet."""
-
-    folder: Path
-    plugin: bool
-    port: int
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        environment = ensure_environment(tell)
-        model = ensure_model(environment.python, cache_root(), tell)
-        variables = engine_environment(
-            site_packages=str(environment.site_packages),
-            plugin=str(PLUGIN) if self.plugin else "",
-            vllm_cache=str(environment.vllm_cache),
-            home=str(self.folder),
-            key_file=str(self.folder / "key"),
-        )
-        options = EngineOptions(port=self.port, plugin=self.plugin)
-        with (self.folder / "engine.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [environment.python, *engine_arguments(str(model), options)],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
 
 
 @dataclass(frozen=True)
@@ -137,54 +79,6 @@ class Stand:
                 (
                     await client.post(f"{self.engine.url}/v1/completions", json=body)
                 ).raise_for_status()
-
-
-def start_sidecar(
-    folder: Path, operator: FakeOperator, engine: Engine, **more: str
-) -> tuple[subprocess.Popen[bytes], int]:
-    port = free_port()
-    variables = {
-        "PROMPTPREFIX_CONTROL_URL": operator.url,
-        "PROMPTPREFIX_CA_FILE": str(operator.ca_file),
-        "PROMPTPREFIX_TOKEN_FILE": str(operator.token_file),
-        "PROMPTPREFIX_KEY_FILE": str(engine.folder / "key"),
-        "PROMPTPREFIX_LATCH_FILE": str(folder / "latch"),
-        "PROMPTPREFIX_ENGINE_URL": engine.url,
-        "PROMPTPREFIX_POD_IP": "127.0.0.1",
-        "PROMPTPREFIX_LISTEN_HOST": "127.0.0.1",
-        "PROMPTPREFIX_LISTEN_PORT": str(port),
-        "PROMPTPREFIX_PROBE_INTERVAL_S": "0.5",
-        "PROMPTPREFIX_REPORT_INTERVAL_S": "1",
-        "PROMPTPREFIX_LEASE_S": "60",
-        **more,
-    }
-    with (folder / "sidecar.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "promptprefix_sidecar"],
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    return process, port
-
-
-@contextlib.contextmanager
-def engine_in(folder: Path, *, plugin: bool) -> Iterator[Engine]:
-    init = subprocess.run(
-        [sys.executable, "-m", "promptprefix_sidecar", "init-key"],
-        env={"PROMPTPREFIX_KEY_FILE": str(folder / "key")},
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert init.returncode == 0, init.stderr
-    engine = Engine(folder, plugin=plugin, port=free_port())
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.kill()
 
 
 @contextlib.asynccontextmanager
