@@ -15,6 +15,7 @@ import structlog
 from promptprefix.fleet import Snapshot
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import PromptPrefixStatus
+from promptprefix.roles import apart
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.metrics import Metrics, Warmth
@@ -114,7 +115,7 @@ class Controller:
     def _observe(self) -> Snapshot:
         return Snapshot(
             prefixes=self._declarations.prefixes(self._cluster),
-            pods=tuple(self._cluster.pods.values()),
+            pods=apart(self._cluster.pods.values()),
             sidecars={
                 uid: self._publication.sidecar(uid, session.state, session.applied)
                 for uid, session in self._sidecars.connected().items()

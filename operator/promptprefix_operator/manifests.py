@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
 
-from promptprefix.annotations import INJECT, INJECTED
-from promptprefix.fleet import Pod
+from promptprefix.annotations import INJECT, INJECTED, UNPIN, WARM_NOW, ZONE_LABEL
+from promptprefix.fleet import Override, Pod
 from promptprefix.resource import PromptPrefixSpec, PromptPrefixStatus
+from promptprefix.roles import decodes
+from promptprefix_operator.overrides import override_in
 
 SIDECAR = "promptprefix-sidecar"
 """Name of our container in a pod."""
@@ -19,7 +22,11 @@ _FINISHED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Resource:
-    """A PromptPrefix as last seen; ``spec_error`` says why the spec can't be read."""
+    """A PromptPrefix as last seen; ``spec_error`` says why the spec can't be read.
+
+    ``warm_now`` and ``unpin`` are what its annotations ask for; ``notes`` say which of them could
+    not be understood.
+    """
 
     uid: str
     namespace: str
@@ -30,12 +37,19 @@ class Resource:
     spec_error: str
     status: PromptPrefixStatus | None
     deleting: bool
+    created: datetime | None = None
+    warm_now: Override | None = None
+    unpin: Override | None = None
+    notes: tuple[str, ...] = ()
 
 
 def resource_of(body: Mapping[str, Any]) -> Resource:
     """Read a PromptPrefix."""
     metadata = body["metadata"]
     spec, spec_error = _spec_of(body.get("spec"))
+    annotations = metadata.get("annotations") or {}
+    warm_now, warm_note = override_in(annotations, WARM_NOW)
+    unpin, unpin_note = override_in(annotations, UNPIN)
     return Resource(
         uid=str(metadata["uid"]),
         namespace=str(metadata["namespace"]),
@@ -46,6 +60,10 @@ def resource_of(body: Mapping[str, Any]) -> Resource:
         spec_error=spec_error,
         status=_status_of(body.get("status")),
         deleting="deletionTimestamp" in metadata,
+        created=_created(metadata),
+        warm_now=warm_now,
+        unpin=unpin,
+        notes=tuple(note for note in (warm_note, unpin_note) if note),
     )
 
 
@@ -58,6 +76,14 @@ def version_of(body: Mapping[str, Any]) -> int | None:
     """Return the resourceVersion as a number, by which the age of two readings is compared."""
     text = str(body["metadata"].get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _created(metadata: Mapping[str, Any]) -> datetime | None:
+    text = str(metadata.get("creationTimestamp") or "")
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None
 
 
 def _spec_of(spec: object) -> tuple[PromptPrefixSpec | None, str]:
@@ -94,15 +120,19 @@ def pod_of(body: Mapping[str, Any]) -> Pod:
         for condition in status.get("conditions") or ()
     )
     leaving = "deletionTimestamp" in metadata or status.get("phase") in _FINISHED
+    labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
     return Pod(
         uid=str(metadata["uid"]),
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
-        labels=dict(metadata.get("labels") or {}),
+        labels=labels,
         address=str(status.get("podIP") or ""),
         ready=ready,
         leaving=leaving,
         uninjected=_uninjected(body),
+        decodes=decodes(labels),
+        node=str((body.get("spec") or {}).get("nodeName") or ""),
+        zone=labels.get(ZONE_LABEL, ""),
     )
 
 
