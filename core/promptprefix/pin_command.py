@@ -22,7 +22,7 @@ XARG = "promptprefix"
 
 MIN_KEY_BYTES = 32
 
-Operation = Literal["pin", "unpin", "renew", "report"]
+Operation = Literal["pin", "unpin", "renew", "report", "evict", "warm"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class PinCommand:
     """One command.
 
     ``expiry`` is in Unix seconds, ``lease`` in seconds; ``tokens`` counts the prefix tokens to pin
-    and is a multiple of the block size (0 unless ``op`` is ``pin``). ``epoch`` is empty only in a
-    report. ``counter`` only rises within an epoch.
+    (a multiple of the block size) or to warm, and is 0 in every other operation. ``id`` is empty in
+    a report and a warm, ``epoch`` only in a report. ``counter`` only rises within an epoch.
     """
 
     op: Operation

@@ -18,7 +18,9 @@ from typing import Final
 
 ARGUMENT: Final = "promptprefix"
 VERSION: Final = 1
-OPERATIONS: Final = ("pin", "unpin", "renew", "report")
+OPERATIONS: Final = ("pin", "unpin", "renew", "report", "evict", "warm")
+NAMELESS: Final = ("report", "warm")
+COMPUTING: Final = ("pin", "warm")
 MIN_KEY_BYTES: Final = 32
 MAX_COMMAND_CHARS: Final = 4096
 MAX_ID_CHARS: Final = 256
@@ -43,7 +45,8 @@ class CommandError(Exception):
 class Command:
     """A well-formed command; whether its MAC holds is the verifier's question.
 
-    expiry: Unix seconds. lease: seconds. tokens: how many to pin, a multiple of the block size.
+    expiry: Unix seconds. lease: seconds. tokens: how many to pin (a multiple of the block size) or
+    to warm.
     """
 
     op: str
@@ -123,15 +126,15 @@ def parse(text: object) -> Command:
 def _check_meaning(command: Command) -> None:
     if command.op not in OPERATIONS:
         raise _malformed("op is one of " + ", ".join(OPERATIONS))
-    if (command.op == "report") != (command.id == ""):
-        raise _malformed("report has an empty id, every other operation names one")
+    if (command.op in NAMELESS) != (command.id == ""):
+        raise _malformed("report and warm have an empty id, every other operation names one")
     if not command.id.isprintable():
         # Lone surrogates among others: the answer repeats the id, and must be encodable.
         raise _malformed("an id has printable characters only")
     if command.epoch == "" and command.op != "report":
         raise _malformed("only report may leave the epoch empty")
-    if (command.op == "pin") != (command.tokens > 0):
-        raise _malformed("pin names a positive number of tokens, every other operation 0")
+    if (command.op in COMPUTING) != (command.tokens > 0):
+        raise _malformed("pin and warm name a positive number of tokens, every other operation 0")
     if command.op in ("pin", "renew") and not 0 < command.lease <= MAX_LEASE_SECONDS:
         raise _malformed("pin and renew need a lease in seconds, at most a week")
     if command.counter < 0 or command.expiry < 0:
