@@ -48,8 +48,8 @@ FILLED_KINDS = ("Secret", "ConfigMap")
 
 
 @contextmanager
-def control_plane() -> Iterator[Cluster]:
-    """A control plane with the CRD, the operator's rights and two pods that no node runs."""
+def control_plane(pods: int = 2) -> Iterator[Cluster]:
+    """A control plane with the CRD, the operator's rights and ``pods`` that no node runs."""
     with Cluster.start(progress=print, node=False) as started:
         started.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         started.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
@@ -58,7 +58,7 @@ def control_plane() -> Iterator[Cluster]:
         for each in installed("ml", RBAC_KINDS + FILLED_KINDS):
             apply(started, json.dumps(each))
         started.kubectl("create", "serviceaccount", "vllm", "-n", "ml")
-        for index in range(2):
+        for index in range(pods):
             make_pod(started, f"vllm-{index}", f"10.0.0.{index + 1}")
         yield started
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest_asyncio
 
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
 from e2e.router.samples import pool, prefix
-from e2e.router.stack import RouterStack
+from e2e.router.stack import RouterStack, public_folder
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def whole_stack() -> AsyncIterator[RouterStack]:
     """Start everything once; Envoy runs as nobody and reads one folder."""
     async with AsyncExitStack() as closing:
-        folder = _public_folder(closing)
+        folder = closing.enter_context(public_folder())
         control = await FakeControl(folder).start()
         closing.push_async_callback(control.stop)
         engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
@@ -28,13 +26,6 @@ async def whole_stack() -> AsyncIterator[RouterStack]:
         stack = RouterStack(folder / "envoy", control, engines)
         closing.push_async_callback(stack.stop)
         yield await stack.start()
-
-
-def _public_folder(closing: AsyncExitStack) -> Path:
-    name = tempfile.TemporaryDirectory(prefix="promptprefix-router-")
-    folder = Path(closing.enter_context(name))
-    folder.chmod(0o755)
-    return folder
 
 
 @pytest_asyncio.fixture(loop_scope="package")

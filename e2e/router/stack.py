@@ -7,8 +7,10 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +20,7 @@ import httpx
 
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
+from e2e.sidecar_stand import Control
 from promptprefix.wire import RouteEndpoint, RoutePrefix
 
 TENANT = "ml"
@@ -52,12 +55,21 @@ async def until(
         raise AssertionError(f"not within {within} s: {what}") from None
 
 
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Give a folder that everybody may read: Envoy runs as nobody."""
+    with tempfile.TemporaryDirectory(prefix="promptprefix-router-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
 @dataclass
 class RouterStack:
     """Picker and Envoy on free ports of loopback. ``folder`` is readable by everybody."""
 
     folder: Path
-    control: FakeControl
+    control: Control
     engines: list[FakeEngine]
     client: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=30.0, trust_env=False)
@@ -69,6 +81,12 @@ class RouterStack:
         """Choose ports."""
         ports = free_ports(5)
         self.port, self.admin_port, self.stats_port, self.decision_port, self.metrics_port = ports
+
+    @property
+    def fake_control(self) -> FakeControl:
+        """The control API, where it is a fake."""
+        assert isinstance(self.control, FakeControl)
+        return self.control
 
     @property
     def url(self) -> str:
@@ -142,7 +160,7 @@ class RouterStack:
         self, prefixes: tuple[RoutePrefix, ...], endpoints: tuple[RouteEndpoint, ...]
     ) -> None:
         """Publish a route table; return when the picker and Envoy have taken it."""
-        await self.control.publish(prefixes, endpoints)
+        await self.fake_control.publish(prefixes, endpoints)
         wanted = {f"{e.address}:{e.port}": e.ready for e in endpoints if e.namespace == TENANT}
 
         async def taken() -> bool:

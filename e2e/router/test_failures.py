@@ -118,7 +118,7 @@ async def test_an_unhealthy_engine_is_avoided(stack: RouterStack) -> None:
 
 async def test_the_last_routes_stay_when_the_operator_is_away(stack: RouterStack) -> None:
     """Also over a restart of the picker: Envoy keeps the endpoints of the file."""
-    await stack.control.stop()
+    await stack.fake_control.stop()
     assert (await ask(stack, declared())).json() == {"engine": "b"}
     await stack.stop_picker()
     await stack.start_picker()
@@ -128,7 +128,7 @@ async def test_the_last_routes_stay_when_the_operator_is_away(stack: RouterStack
         assert response.headers[DECISION].startswith("unrouted")
         assert len(await stack.pool()) == 3
     finally:
-        await stack.control.start()
+        await stack.fake_control.start()
 
 
 async def test_health_and_models_need_no_picker(stack: RouterStack) -> None:
