@@ -12,7 +12,7 @@ from datetime import datetime
 
 import structlog
 
-from promptprefix.fleet import Snapshot
+from promptprefix.fleet import Limits, Snapshot
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
@@ -52,6 +52,7 @@ class Controller:
         wake: asyncio.Event,
         resync_seconds: float,
         reconnect_seconds: float = RECONNECT_S,
+        limits: Mapping[str, Limits] | None = None,
     ) -> None:
         self._cluster = cluster
         self._sidecars = sidecars
@@ -62,6 +63,7 @@ class Controller:
         self._clock = clock
         self._wake = wake
         self._resync_seconds = resync_seconds
+        self._limits: Mapping[str, Limits] = limits or {}
         self._settled_at = clock() + reconnect_seconds
         self._passed: float | None = None
         self._planned_seconds = 0.0
@@ -121,6 +123,7 @@ class Controller:
                 for uid, session in self._sidecars.connected().items()
             },
             settling=self.settling,
+            limits=self._limits,
         )
 
     def _execute(self, snapshot: Snapshot, made: Plan) -> None:

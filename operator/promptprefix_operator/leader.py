@@ -118,6 +118,7 @@ def assemble(
         wake=wake,
         resync_seconds=settings.resync_seconds,
         reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
+        limits=settings.namespace_limits,
     )
     watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
     metrics.watch_uninjected(

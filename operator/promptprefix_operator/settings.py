@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from promptprefix.fleet import Limits
 from promptprefix_operator.injection.options import InjectionOptions, PullPolicy, default_resources
+from promptprefix_operator.namespace_limits import LimitsByNamespace, limits_of, unserved
 
 _NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 
@@ -105,6 +108,15 @@ class Settings(BaseSettings):
     """At least this often everything is planned again."""
     connected_seconds: float = Field(default=45.0, gt=0)
     """A sidecar without an open poll counts as connected this long after its last question."""
+    limits: LimitsByNamespace = {}
+    """What namespaces may use, JSON: ``{"*": {"budgetShare": 0.5, "maxPriority": 100}}``.
+
+    ``budgetShare`` is the part of each pod's pin budget, ``maxPriority`` caps the priorities.
+    """
+    version_idle_seconds: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """An earlier text is held until no request has matched it for this long."""
+    version_max_age_seconds: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
+    """An earlier text is held at most this long after another took its place."""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -118,6 +130,8 @@ class Settings(BaseSettings):
             for name in ("sidecar_image", "plugin_image", "control_url"):
                 if not getattr(self, name):
                     raise ValueError(f"{name} must be set where webhook_configuration is")
+        if stray := unserved(self.limits, self.namespaces):
+            raise ValueError(f"limits: {', '.join(stray)}: not among the namespaces, and not *")
         for account in self.router_service_accounts:
             if not re.fullmatch(f"{_NAME}/{_NAME}", account):
                 raise ValueError(f"router_service_accounts: {account!r} is not namespace/name")
@@ -136,6 +150,11 @@ class Settings(BaseSettings):
             run_as_user=self.sidecar_run_as_user,
             ready_timeout_s=self.sidecar_ready_timeout_s,
         )
+
+    @property
+    def namespace_limits(self) -> Mapping[str, Limits]:
+        """Return the limits of the served namespaces that have any."""
+        return limits_of(self.limits, self.namespaces)
 
     @property
     def keeps_authority(self) -> bool:
