@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -18,6 +18,7 @@ from promptprefix.resource import (
     Problem,
     PromptPrefixStatus,
 )
+from promptprefix.versions import version_statuses
 from promptprefix.wire import EngineState, Phase, PlacementState
 
 _EDIT_NEEDED = frozenset({Reason.NO_STATIC_HEAD, Reason.INVALID_CONTENT, Reason.INVALID_TOOLS})
@@ -63,7 +64,8 @@ class Outlook:
     """What a resource's status is told from.
 
     ``wanted`` counts the pods that should hold it; ``holders`` names the pods that may still
-    hold any version of it.
+    hold any version of it. ``warm_pods`` and ``matched`` are by version id: the pods that hold it
+    warm, and the latest match that an engine tells of.
     """
 
     prefix: Prefix
@@ -72,6 +74,8 @@ class Outlook:
     obstacles: tuple[Problem, ...] = ()
     shortfall: Shortfall | None = None
     holders: tuple[str, ...] = ()
+    warm_pods: Mapping[str, int] = field(default_factory=dict)
+    matched: Mapping[str, datetime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
         warmPods=len(warm),
         pinnedPods=sum(holding.pinned for holding in warm),
         warm=f"{len(warm)}/{outlook.wanted}",
+        versions=version_statuses(prefix, outlook.warm_pods, outlook.matched, now),
         problems=sorted(_problems(outlook), key=lambda each: (each.pod, each.reason))[
             :MAX_PROBLEMS
         ],

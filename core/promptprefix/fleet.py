@@ -5,10 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 from promptprefix.reasons import Reason
-from promptprefix.resource import MAX_PRIORITY, Condition, LintFinding, PromptPrefixSpec
+from promptprefix.resource import (
+    MAX_PRIORITY,
+    Condition,
+    LintFinding,
+    PromptPrefixSpec,
+    VersionStatus,
+)
 from promptprefix.wire import SidecarState
 
 
@@ -82,6 +89,20 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """How long a version that another has replaced is kept: ``idle`` after its last match.
+
+    Never for longer than ``max_age`` after it was replaced.
+    """
+
+    idle: timedelta = timedelta(seconds=600)
+    max_age: timedelta = timedelta(seconds=86_400)
+
+
+DEFAULT_RETENTION: Final = Retention()
+
+
+@dataclass(frozen=True)
 class Refusal:
     """Why the declared text can't be warmed. ``stalled``: not until somebody edits it."""
 
@@ -96,9 +117,9 @@ class Prefix:
 
     ``version`` is the declared text, absent when it can't be read; with a ``refusal`` it is not
     warmed. ``earlier`` holds the versions before it that pods may still hold, newest first.
-    ``conditions`` are those of the resource's present status. ``deleting``: somebody's finalizer
-    holds it back. ``warm_now`` and ``unpin`` are the orders of a person on call; ``notes`` say what
-    could not be understood of them.
+    ``conditions`` and ``versions`` are those of the resource's present status. ``deleting``:
+    somebody's finalizer holds it back. ``warm_now`` and ``unpin`` are the orders of a person on
+    call; ``notes`` say what could not be understood of them.
     """
 
     uid: str
@@ -111,6 +132,7 @@ class Prefix:
     earlier: tuple[Version, ...] = ()
     lint: tuple[LintFinding, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    versions: tuple[VersionStatus, ...] = ()
     deleting: bool = False
     created: datetime | None = None
     warm_now: Override | None = None
@@ -124,7 +146,7 @@ class Snapshot:
 
     ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started,
     and pods without a connected sidecar may yet report what they hold. ``limits`` are by namespace;
-    one without has all. ``routed``: some router tells of matches.
+    one without has all. ``routed`` holds the namespaces whose router tells of matches.
     """
 
     prefixes: tuple[Prefix, ...] = ()
@@ -132,7 +154,8 @@ class Snapshot:
     sidecars: Mapping[str, Sidecar] = field(default_factory=dict)
     settling: bool = False
     limits: Mapping[str, Limits] = field(default_factory=dict)
-    routed: bool = False
+    routed: frozenset[str] = frozenset()
+    retention: Retention = DEFAULT_RETENTION
 
 
 def placement_id(uid: str, model: str, content_digest: str, salt_digest: str = "") -> str:

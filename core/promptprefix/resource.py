@@ -412,10 +412,16 @@ class VersionStatus(BaseModel):
 
     id: str = Field(max_length=32, description="Short id of the version.")
     fingerprint: str = Field(max_length=128, description="Identity of its text.")
+    contentDigest: str = Field(  # noqa: N815
+        default="", max_length=64, description="SHA-256 of its text, byte for byte."
+    )
     warmPods: int = Field(  # noqa: N815
         default=0, ge=0, description="Pods that hold it warm."
     )
     since: datetime = Field(description="When it was first declared.")
+    superseded: datetime | None = Field(
+        default=None, description="When another version took its place."
+    )
     lastMatched: datetime | None = Field(  # noqa: N815
         default=None, description="When a request last matched it, within some minutes."
     )

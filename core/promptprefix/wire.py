@@ -231,6 +231,11 @@ class Match(Wire):
 
 
 class MatchReport(Wire):
-    """What a router has matched since its last report that was taken in."""
+    """What a router has matched since its last report that was taken in.
 
+    ``sent`` is the router's clock at sending, in Unix seconds: ages count by it, so that clocks
+    that differ do no harm.
+    """
+
+    sent: float
     matches: tuple[Match, ...] = Field(default=(), max_length=MAX_MATCHES)

@@ -166,7 +166,7 @@ def test_transition_times_move_only_on_a_flip() -> None:
 
 def test_equal_outlooks_give_equal_statuses() -> None:
     first = status_of(outlook(WARM), NOW)
-    prefix = replace(PREFIX, conditions=tuple(first.conditions))
+    prefix = replace(PREFIX, conditions=tuple(first.conditions), versions=tuple(first.versions))
     assert status_of(outlook(WARM, prefix=prefix), NOW + timedelta(hours=1)) == first
 
 

@@ -1,0 +1,108 @@
+"""The versions of a resource's text: which one is in force, which are kept, what the status says.
+
+Edits that follow each other closely become one version. A version that another has replaced is kept
+as long as clients send its text: they own it, and change it at their own time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Version
+from promptprefix.resource import MAX_VERSIONS, VersionStatus
+
+EARLIER_KEPT = MAX_VERSIONS - 1
+"""Versions that are remembered beside the one in force."""
+
+MATCH_STEP = timedelta(minutes=5)
+"""``lastMatched`` in a status lags by less than this; so matches alone write it seldom."""
+
+
+def kept_until(
+    version: Version, last_matched: datetime | None, retention: Retention = DEFAULT_RETENTION
+) -> datetime | None:
+    """Return when a replaced version is no longer kept; None: it was not replaced."""
+    if version.superseded is None:
+        return None
+    used = max(version.superseded, last_matched or version.superseded)
+    return min(used + retention.idle, version.superseded + retention.max_age)
+
+
+def retained(
+    version: Version,
+    last_matched: datetime | None,
+    now: datetime,
+    retention: Retention = DEFAULT_RETENTION,
+) -> bool:
+    """Return whether a version is still kept; ``last_matched`` is the latest match known."""
+    end = kept_until(version, last_matched, retention)
+    return end is None or now < end
+
+
+def short_id(version_id: str) -> str:
+    """Return the part of a version's id that the resource's uid is not."""
+    return version_id.rpartition("-")[2]
+
+
+def version_statuses(
+    prefix: Prefix,
+    warm_pods: Mapping[str, int],
+    matched: Mapping[str, datetime],
+    now: datetime,
+) -> list[VersionStatus]:
+    """Return the declared version and those before it that pods hold, newest first.
+
+    ``warm_pods`` and ``matched`` are by version id: the pods that hold it warm, and the engines'
+    latest match. An earlier version is listed once a pod holds it, for as long as it is kept.
+    """
+    written = {each.id: each for each in prefix.versions}
+    current = [prefix.version] if prefix.version is not None else []
+    listed = [
+        version
+        for version in prefix.earlier
+        if warm_pods.get(version.id, 0) or short_id(version.id) in written
+    ]
+
+    def since(version: Version) -> datetime:
+        known = written.get(short_id(version.id))
+        return _whole(version.since or (known.since if known is not None else now))
+
+    made = [
+        _status(version, warm_pods.get(version.id, 0), matched.get(version.id), since(version))
+        for version in (*current, *listed)[:MAX_VERSIONS]
+    ]
+    if [_shape(each) for each in made] != [_shape(each) for each in prefix.versions]:
+        return made
+    return [_steady(each, written[each.id]) for each in made]
+
+
+def _status(
+    version: Version, warm_pods: int, matched: datetime | None, since: datetime
+) -> VersionStatus:
+    known = [at for at in (version.last_matched, matched) if at is not None]
+    return VersionStatus(
+        id=short_id(version.id),
+        fingerprint=version.fingerprint,
+        contentDigest=version.content_digest,
+        warmPods=warm_pods,
+        since=since,
+        superseded=None if version.superseded is None else _whole(version.superseded),
+        lastMatched=_whole(max(known)) if known else None,
+    )
+
+
+def _shape(status: VersionStatus) -> tuple[str, int, datetime | None]:
+    return status.id, status.warmPods, status.superseded
+
+
+def _steady(made: VersionStatus, written: VersionStatus) -> VersionStatus:
+    """Return what is written, unless the match moved far enough to be written by itself."""
+    before, after = written.lastMatched, made.lastMatched
+    if before is not None and (after is None or after - before < MATCH_STEP):
+        return made.model_copy(update={"lastMatched": before})
+    return made
+
+
+def _whole(at: datetime) -> datetime:
+    return at.replace(microsecond=0)
