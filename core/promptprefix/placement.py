@@ -203,6 +203,7 @@ def _placement(prefix: Prefix, version: Version) -> Placement:
         fingerprint=version.fingerprint,
         content_digest=version.content_digest,
         pinning=prefix.spec.pinning,
+        salted=bool(version.salt_digest),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ def route_prefixes_of(
     kept = {placement.id for each in desired.values() for placement in each}
     return tuple(
         RoutePrefix(
+            id=version.id,
             name=prefix.name,
             tenant=prefix.namespace,
             model=version.model,
@@ -75,6 +77,16 @@ def _routed(prefix: Prefix, kept: set[str]) -> list[Version]:
     return current + [version for version in prefix.earlier if version.id in kept]
 
 
+def _told_apart(placement: Placement, digest: str) -> str:
+    """Return under which digest a router knows the tokens.
+
+    Those with a salt are in other blocks than the same tokens without, or with another one.
+    """
+    if not placement.salted:
+        return digest
+    return hashlib.sha256(f"{digest}\n{placement.id}".encode()).hexdigest()
+
+
 def _warm(each: Candidate, desired: Mapping[str, tuple[Placement, ...]]) -> dict[str, str]:
     """Return the token digests by placement that the pod should hold and reports warm.
 
@@ -83,7 +95,7 @@ def _warm(each: Candidate, desired: Mapping[str, tuple[Placement, ...]]) -> dict
     if each.engine is None or not each.engine.healthy:
         return {}
     return {
-        placement.id: state.token_digest
+        placement.id: _told_apart(placement, state.token_digest)
         for placement in desired.get(each.pod.uid, ())
         if (state := each.reported.get(placement.id)) is not None
         and state.phase is Phase.WARM
