@@ -1,7 +1,8 @@
 """Takes commands in, carries them out on the pin table at the right moment, and words the answers.
 
 It is told of a request twice: when it is added and when it is freed. Unpin and renew act at once,
-because an engine starved by pins may never finish a request. Pin and report act at the end.
+because an engine starved by pins may never finish a request. Evict acts at once as well: what is
+dropped must not be found by the next request. Pin, warm and report act at the end.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from promptprefix_vllm.commands import Command, CommandError, CommandVerifier, parse
-from promptprefix_vllm.pins import Pin, PinTable
+from promptprefix_vllm.adapters import Adapter, AdapterRoster
+from promptprefix_vllm.commands import COMPUTING, Command, CommandError, CommandVerifier, parse
+from promptprefix_vllm.connectors import Transfer
+from promptprefix_vllm.pins import ADAPTER_CHANGED, EVICTED, UNPINNED, Pin, PinTable
+from promptprefix_vllm.watchlist import Watched
 
 MAX_PENDING: Final = 4096
 
@@ -28,8 +32,11 @@ class PinDesk:
         epoch: str,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        transfer: Transfer | None = None,
     ) -> None:
         self.table = table
+        self.adapters = AdapterRoster()
+        self._transfer = transfer or Transfer()
         self.epoch = epoch
         self._verifier = CommandVerifier(key, epoch)
         self._wall_clock = wall_clock
@@ -44,10 +51,21 @@ class PinDesk:
 
     def is_warm_up(self, request_id: str) -> bool:
         command = self._pending.get(request_id)
-        return command is not None and command.op == "pin"
+        return command is not None and command.op in COMPUTING
+
+    def see_adapter(self, adapter: Adapter | None) -> tuple[Pin, ...]:
+        """Of every request that comes in; returns the pins that another adapter made stale."""
+        if adapter is None or not self.adapters.see(adapter):
+            return ()
+        return self.table.release_outdated(adapter, self._monotonic())
 
     def receive(
-        self, request_id: str, text: object, token_ids: Sequence[int], hashes: Sequence[bytes]
+        self,
+        request_id: str,
+        text: object,
+        token_ids: Sequence[int],
+        hashes: Sequence[bytes],
+        adapter: Adapter | None = None,
     ) -> None:
         """``hashes``: the chained hashes of the prompt's full blocks."""
         try:
@@ -63,11 +81,21 @@ class PinDesk:
         now = self._monotonic()
         self.table.release_expired(now)
         try:
-            self._begin(request_id, command, len(token_ids), hashes, now)
+            if command.op == "pin":
+                self._check_pin(command, len(token_ids), hashes, adapter)
+            elif command.op == "warm":
+                self._check_room(command, len(token_ids))
+            self._begin(request_id, command, now)
         except CommandError as refused:
             self._answers[request_id] = self._answer(now, refused=refused)
 
-    def finish(self, request_id: str, hashes: Sequence[bytes], completed: bool) -> Answer | None:
+    def finish(
+        self,
+        request_id: str,
+        hashes: Sequence[bytes],
+        completed: bool,
+        adapter: Adapter | None = None,
+    ) -> Answer | None:
         """``completed``: the request ran to its end; one that was aborted pins nothing."""
         answer = self._answers.pop(request_id, None) or self._refusals.pop(request_id, None)
         command = self._pending.pop(request_id, None)
@@ -76,55 +104,82 @@ class PinDesk:
         now = self._monotonic()
         self.table.release_expired(now)
         if command.op == "report":
-            return self._answer(now, pins=self.table.pins)
+            return self._report(now)
+        if command.op == "warm":
+            return self._answer(now)
         try:
+            if self.adapters.is_outdated(adapter):
+                raise CommandError(ADAPTER_CHANGED, "the adapter was replaced while this ran")
             pin = self.table.pin(
                 command.id,
                 hashes[: command.tokens // self.table.block_size],
                 lease=command.lease,
                 priority=command.priority,
                 now=now,
+                adapter=adapter,
             )
         except CommandError as refused:
             return self._answer(now, refused=refused)
         return self._answer(now, pins=(pin,))
 
-    def _begin(
-        self,
-        request_id: str,
-        command: Command,
-        prompt_tokens: int,
-        hashes: Sequence[bytes],
-        now: float,
-    ) -> None:
+    def _begin(self, request_id: str, command: Command, now: float) -> None:
         if command.op == "unpin":
             pin = self.table.unpin(command.id, now=now)
-            self._answers[request_id] = self._answer(now, pins=(pin,), released="Unpinned")
+            self._answers[request_id] = self._answer(now, pins=(pin,), released=UNPINNED)
+        elif command.op == "evict":
+            entry = self.table.evict(command.id, now=now)
+            self._answers[request_id] = self._answer(now, pins=(entry,), released=EVICTED)
         elif command.op == "renew":
             pin = self.table.renew(
                 command.id, lease=command.lease, priority=command.priority, now=now
             )
             self._answers[request_id] = self._answer(now, pins=(pin,))
         else:
-            if command.op == "pin":
-                self._check_pin(command, prompt_tokens, hashes)
             self._pending[request_id] = command
 
-    def _check_pin(self, command: Command, prompt_tokens: int, hashes: Sequence[bytes]) -> None:
+    def _check_pin(
+        self,
+        command: Command,
+        prompt_tokens: int,
+        hashes: Sequence[bytes],
+        adapter: Adapter | None,
+    ) -> None:
         size = self.table.block_size
-        if command.tokens % size or prompt_tokens <= command.tokens:
-            # Without one more token, the last block would be computed anew at every pin.
+        if command.tokens % size:
+            raise CommandError("Malformed", f"pin a multiple of {size} tokens")
+        self._check_room(command, prompt_tokens)
+        if adapter is not None and adapter.in_place:
             raise CommandError(
-                "Malformed",
-                f"pin a multiple of {size} tokens, with at least one more token in the prompt",
+                "AdapterInPlace",
+                "the adapter is loaded in place, so its weights can change unnoticed: "
+                "unload it and load it anew",
             )
         self.table.check_budget(command.id, hashes[: command.tokens // size])
+
+    def _check_room(self, command: Command, prompt_tokens: int) -> None:
+        if prompt_tokens <= command.tokens:
+            # Without one more token, the last block would be computed anew every time.
+            raise CommandError("Malformed", "the prompt needs at least one more token")
+
+    def _report(self, now: float) -> Answer:
+        table = self.table
+        watched = [
+            {
+                "id": entry.id,
+                "tokens": len(entry.hashes) * table.block_size,
+                "resident_tokens": table.resident_tokens(entry),
+                "matches": entry.matches,
+                "last_match_age_s": _age(now, entry.last_match),
+            }
+            for entry in table.watchlist.entries
+        ]
+        return {**self._answer(now, pins=table.pins), "watched": watched}
 
     def _answer(
         self,
         now: float,
         *,
-        pins: Sequence[Pin] = (),
+        pins: Sequence[Watched] = (),
         released: str = "",
         refused: CommandError | None = None,
     ) -> Answer:
@@ -141,6 +196,8 @@ class PinDesk:
             "blocks_free": table.pool.get_num_free_blocks(),
             "blocks_pinned": table.blocks_pinned,
             "budget_blocks": table.budget_blocks,
+            "offload_tier": self._transfer.offload_tier,
+            "kv_role": self._transfer.kv_role,
             "pins": [self._describe(pin, released, now) for pin in pins],
             "released": [
                 {
@@ -153,18 +210,22 @@ class PinDesk:
             ],
         }
 
-    def _describe(self, pin: Pin, released: str, now: float) -> dict[str, Any]:
+    def _describe(self, entry: Watched, released: str, now: float) -> dict[str, Any]:
         table = self.table
+        pin = entry if isinstance(entry, Pin) else None
+        held = pin if pin is not None and not released else None
         return {
-            "id": pin.id,
-            "tokens": len(pin.hashes) * table.block_size,
-            "resident_tokens": table.resident_tokens(pin),
-            "pinned_tokens": 0 if released else table.pinned_tokens(pin),
-            "lease_left_s": 0.0 if released else _seconds(pin.deadline - now),
-            "priority": pin.priority,
-            "hits": pin.hits,
-            "last_hit_age_s": None if pin.last_hit is None else _seconds(now - pin.last_hit),
-            "state": "released" if released else "pinned",
+            "id": entry.id,
+            "tokens": len(entry.hashes) * table.block_size,
+            "resident_tokens": table.resident_tokens(entry),
+            "pinned_tokens": table.pinned_tokens(held) if held is not None else 0,
+            "lease_left_s": _seconds(held.deadline - now) if held is not None else 0.0,
+            "priority": pin.priority if pin is not None else 0,
+            "hits": pin.hits if pin is not None else 0,
+            "last_hit_age_s": _age(now, pin.last_hit if pin is not None else None),
+            "matches": entry.matches,
+            "last_match_age_s": _age(now, entry.last_match),
+            "state": "pinned" if held is not None else "released",
             "released_reason": released,
         }
 
@@ -176,3 +237,7 @@ def refusal(refused: CommandError) -> Answer:
 
 def _seconds(duration: float) -> float:
     return round(max(0.0, duration), 3)
+
+
+def _age(now: float, since: float | None) -> float | None:
+    return None if since is None else _seconds(now - since)

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from promptprefix_vllm.adapters import Adapter
 from promptprefix_vllm.commands import CommandError
+from promptprefix_vllm.watchlist import Watched, Watchlist
 
 MAX_PINS: Final = 256
 MAX_RELEASES: Final = 64
@@ -23,6 +25,11 @@ LEASE_EXPIRED: Final = "LeaseExpired"
 PRESSURE_VALVE: Final = "PressureValve"
 CACHE_RESET: Final = "CacheReset"
 UNPINNED: Final = "Unpinned"
+EVICTED: Final = "Evicted"
+ADAPTER_CHANGED: Final = "AdapterChanged"
+
+# Equal blocks may be computed side by side; far fewer than this many in one engine.
+_MAX_DUPLICATES: Final = 1024
 
 
 class Block(Protocol):
@@ -49,6 +56,8 @@ class BlockPool(Protocol):
 
     def get_num_free_blocks(self) -> int: ...
 
+    def evict_blocks(self, block_ids: set[int]) -> None: ...
+
 
 @dataclass(frozen=True)
 class HeldBlock:
@@ -62,12 +71,10 @@ class HeldBlock:
         return self.block.block_hash is not None and self.block.block_hash == self.cached_as
 
 
-@dataclass(frozen=True)
-class Pin:
-    """deadline and last_hit are monotonic seconds. hashes: the prefix's chained block hashes."""
+@dataclass(frozen=True, kw_only=True)
+class Pin(Watched):
+    """deadline and last_hit are monotonic seconds. hits: matches whose prefix was cached."""
 
-    id: str
-    hashes: tuple[bytes, ...]
     held: tuple[HeldBlock, ...]
     deadline: float
     priority: int
@@ -87,14 +94,20 @@ class PinTable:
     """Holds the pins of one engine.
 
     Invariants: ``_owners[b]`` is the number of pins that hold block b; each such block has exactly
-    one pool reference of ours; unique blocks never exceed the budget.
+    one pool reference of ours; unique blocks never exceed the budget. An id is pinned or watched,
+    never both. ``dropped_blocks``: how many blocks of a cached head vLLM computes anew at every
+    hit, as it does for some ways of speculative decoding.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, budget_blocks: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, budget_blocks: int, dropped_blocks: int = 0
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
         self.budget_blocks = budget_blocks
         self.pin_epoch = 0
+        self.watchlist = Watchlist()
+        self._dropped_blocks = dropped_blocks
         self._pins: dict[str, Pin] = {}
         self._owners: dict[int, int] = {}
         self._releases: deque[Release] = deque(maxlen=MAX_RELEASES)
@@ -125,7 +138,14 @@ class PinTable:
         self._refuse_over_budget(len(wanted))
 
     def pin(
-        self, pin_id: str, hashes: Sequence[bytes], *, lease: float, priority: int, now: float
+        self,
+        pin_id: str,
+        hashes: Sequence[bytes],
+        *,
+        lease: float,
+        priority: int,
+        now: float,
+        adapter: Adapter | None = None,
     ) -> Pin:
         """Holds a prefix's cached blocks, all or none; replaces a pin of the same id."""
         self.check_budget(pin_id, hashes)
@@ -137,17 +157,22 @@ class PinTable:
         self._acquire(held)
         if old is not None:
             self._give_back(old.held)
-        same = old is not None and old.hashes == tuple(hashes)
+        before = old or self.watchlist.get(pin_id)
+        same = before is not None and before.hashes == tuple(hashes)
         pin = Pin(
             id=pin_id,
             hashes=tuple(hashes),
+            adapter=adapter,
             held=held,
             deadline=now + lease,
             priority=priority,
             hits=old.hits if old is not None and same else 0,
             last_hit=old.last_hit if old is not None and same else None,
+            matches=before.matches if before is not None and same else 0,
+            last_match=before.last_match if before is not None and same else None,
         )
         self._pins[pin_id] = pin
+        self.watchlist.discard(pin_id)
         self._note_change()
         return pin
 
@@ -162,6 +187,39 @@ class PinTable:
         pin = self._known(pin_id)
         self._release(pin, UNPINNED, now)
         return pin
+
+    def evict(self, pin_id: str, *, now: float) -> Watched:
+        """Gives up what is pinned or watched, and drops its blocks that no other pin holds."""
+        pin = self._pins.get(pin_id)
+        if pin is not None:
+            self._release(pin, EVICTED, now, drop=True)
+            return pin
+        entry = self.watchlist.get(pin_id)
+        if entry is None:
+            raise CommandError("UnknownPin", "the engine holds and watches no prefix of this id")
+        self._drop(entry.hashes)
+        return entry
+
+    def release_outdated(self, adapter: Adapter, now: float) -> tuple[Pin, ...]:
+        """Gives up and drops what was computed with another adapter of this one's name."""
+        pins = tuple(pin for pin in self._pins.values() if _outdated(pin, adapter))
+        for pin in pins:
+            self._release(pin, ADAPTER_CHANGED, now, drop=True)
+        for entry in self.watchlist.entries:
+            if _outdated(entry, adapter):
+                self._drop(entry.hashes)
+        return pins
+
+    def drop_computed(self, hashes: Sequence[bytes], now: float) -> None:
+        """Drops the blocks of a request whose adapter was replaced while it ran.
+
+        A pin that shares some can't be told from one over its blocks, so it goes as well.
+        """
+        wanted = set(hashes)
+        for pin in tuple(self._pins.values()):
+            if not wanted.isdisjoint(pin.hashes):
+                self._release(pin, ADAPTER_CHANGED, now, drop=True)
+        self._drop(hashes)
 
     def release_expired(self, now: float) -> tuple[Pin, ...]:
         """Cheap while no lease has run out: it is asked before every scheduling step."""
@@ -191,16 +249,21 @@ class PinTable:
         self.pin_epoch += 1
         return count
 
-    def record_hits(self, hashes: Sequence[bytes], cached_tokens: int, now: float) -> None:
-        """A request reused a pin if its cached head covers the whole pinned prefix.
-
-        Block hashes are chained: if the pin's last one is equal, so are all before it.
-        """
-        cached_blocks = min(cached_tokens // self.block_size, len(hashes))
+    def record_request(self, hashes: Sequence[bytes], cached_tokens: int, now: float) -> None:
+        """Counts a request of a user: a match of what it begins with, a hit if that was cached."""
+        cached_blocks = cached_tokens // self.block_size + self._dropped_blocks
         for pin in tuple(self._pins.values()):
-            last = len(pin.hashes) - 1
-            if last < cached_blocks and hashes[last] == pin.hashes[last]:
-                self._pins[pin.id] = replace(pin, hits=pin.hits + 1, last_hit=now)
+            if not pin.begins(hashes):
+                continue
+            hit = len(pin.hashes) <= cached_blocks
+            self._pins[pin.id] = replace(
+                pin,
+                matches=pin.matches + 1,
+                last_match=now,
+                hits=pin.hits + hit,
+                last_hit=now if hit else pin.last_hit,
+            )
+        self.watchlist.record(hashes, now)
 
     def pin_only_blocks(self) -> int:
         """Blocks that nobody but pins holds: they are not load."""
@@ -209,10 +272,10 @@ class PinTable:
             self._unique = tuple(blocks.values())
         return sum(1 for block in self._unique if block.ref_cnt == 1)
 
-    def resident_tokens(self, pin: Pin) -> int:
+    def resident_tokens(self, entry: Watched) -> int:
         """The head of the prefix that a request would find cached now."""
         return self.block_size * _leading(
-            self.pool.get_cached_block(digest, [0]) is not None for digest in pin.hashes
+            self.pool.get_cached_block(digest, [0]) is not None for digest in entry.hashes
         )
 
     def pinned_tokens(self, pin: Pin) -> int:
@@ -254,7 +317,7 @@ class PinTable:
         for item in held:
             self._owners[item.block.block_id] = self._owners.get(item.block.block_id, 0) + 1
 
-    def _give_back(self, held: Sequence[HeldBlock]) -> None:
+    def _give_back(self, held: Sequence[HeldBlock], *, drop: Sequence[bytes] = ()) -> None:
         freed: list[Block] = []
         for item in held:
             block_id = item.block.block_id
@@ -262,19 +325,42 @@ class PinTable:
             if not self._owners[block_id]:
                 del self._owners[block_id]
                 freed.append(item.block)
+        # Dropped before they are freed, so that the pool reuses these empty blocks first.
+        self._drop(drop)
         # The pool evicts in the order given: the tail of a prefix is worth least.
         self.pool.free_blocks(reversed(freed))
 
-    def _release(self, pin: Pin, reason: str, now: float) -> None:
+    def _drop(self, hashes: Sequence[bytes]) -> None:
+        """Takes every block of these hashes that no pin holds out of the cache.
+
+        Requests that are using one keep it until they end; nobody else finds it.
+        """
+        for digest in hashes:
+            for _ in range(_MAX_DUPLICATES):
+                found = self.pool.get_cached_block(digest, [0])
+                if not found or found[0].is_null or found[0].block_id in self._owners:
+                    break
+                self.pool.evict_blocks({found[0].block_id})
+
+    def _release(self, pin: Pin, reason: str, now: float, *, drop: bool = False) -> None:
         del self._pins[pin.id]
-        self._give_back(pin.held)
+        self._give_back(pin.held, drop=pin.hashes if drop else ())
         self._releases.append(Release(pin.id, reason, len(pin.held), now))
+        self.watchlist.add(pin)
         self._note_change()
 
     def _note_change(self) -> None:
         self._unique = None
         deadlines = (pin.deadline for pin in self._pins.values())
         self._next_deadline = min(deadlines, default=float("inf"))
+
+
+def _outdated(entry: Watched, adapter: Adapter) -> bool:
+    return (
+        entry.adapter is not None
+        and entry.adapter.name == adapter.name
+        and entry.adapter != adapter
+    )
 
 
 def _leading(flags: Iterable[bool]) -> int:

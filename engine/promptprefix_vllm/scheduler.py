@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from promptprefix_vllm.adapters import adapter_of
 from promptprefix_vllm.choice import choose
 from promptprefix_vllm.commands import ARGUMENT, CommandError
+from promptprefix_vllm.connectors import transfer_of
 from promptprefix_vllm.desk import Answer, PinDesk, refusal
 from promptprefix_vllm.pins import PinTable
 from promptprefix_vllm.settings import Settings, read_settings
@@ -30,6 +32,8 @@ else:
 _log = logging.getLogger("vllm.promptprefix")
 _COMPLETED: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
 _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
+# Where releases keep requests that wait.
+_QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
 _MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
 
@@ -65,6 +69,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._desk: PinDesk | None = None
         self._held: deque[tuple[float, Any]] = deque()
+        self._warming: set[str] = set()
         self._refused_answers: dict[str, Answer] = {}
         self._allocation_refused = False
         self._pin_only_stale = True
@@ -91,8 +96,11 @@ class PinningMixin(_Base):  # type: ignore[misc]
         manager = self.kv_cache_manager
         pool = manager.block_pool
         budget = int(settings.budget * (pool.num_gpu_blocks - 1))
-        table = PinTable(pool, self.block_size, budget)
-        self._desk = PinDesk(table, settings.key, epoch=secrets.token_hex(8))
+        drops = getattr(self, "use_eagle_block_drop", getattr(self, "use_eagle", False))
+        table = PinTable(pool, self.block_size, budget, dropped_blocks=int(bool(drops)))
+        self._desk = PinDesk(
+            table, settings.key, epoch=secrets.token_hex(8), transfer=transfer_of(self)
+        )
         self._hold_seconds = settings.hold_seconds
         allocate = manager.allocate_slots
 
@@ -110,6 +118,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
     # -- requests coming and going
 
     def add_request(self, request: Any) -> None:
+        self._see_adapter(request)
         text = _command_of(request)
         if text is None or request.request_id in self.requests:
             super().add_request(request)
@@ -123,13 +132,27 @@ class PinningMixin(_Base):  # type: ignore[misc]
             super().add_request(request)
             return
         desk.receive(
-            request.request_id, text, request.prompt_token_ids or (), tuple(request.block_hashes)
+            request.request_id,
+            text,
+            request.prompt_token_ids or (),
+            tuple(request.block_hashes),
+            adapter_of(request),
         )
         self._pin_only_stale = True
-        if desk.is_warm_up(request.request_id) and self._must_wait():
+        if not desk.is_warm_up(request.request_id):
+            super().add_request(request)
+        elif self._must_wait() and len(self._held) < _MAX_HELD:
             self._held.append((time.monotonic() + self._hold_seconds, request))
         else:
-            super().add_request(request)
+            self._admit(request)
+
+    def _see_adapter(self, request: Any) -> None:
+        if self._desk is None or getattr(request, "lora_request", None) is None:
+            return
+        released = self._desk.see_adapter(adapter_of(request))
+        if released:
+            self._pin_only_stale = True
+            _log.warning("promptprefix: a replaced adapter released %d pins", len(released))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         if self._held:
@@ -144,6 +167,8 @@ class PinningMixin(_Base):  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Before super(): a connector may delay the freeing of blocks past the response.
+        self._drop_outdated(request)
+        self._warming.discard(request.request_id)
         answer = self._finish_command(request)
         return _merged(super()._free_request(request, *args, **kwargs), answer)
 
@@ -154,7 +179,16 @@ class PinningMixin(_Base):  # type: ignore[misc]
         if not self._desk.knows(request.request_id):
             return None
         completed = request.status.name in _COMPLETED
-        return self._desk.finish(request.request_id, tuple(request.block_hashes), completed)
+        return self._desk.finish(
+            request.request_id, tuple(request.block_hashes), completed, adapter_of(request)
+        )
+
+    def _drop_outdated(self, request: Any) -> None:
+        """What ran while its adapter was replaced leaves no blocks for those who come after."""
+        desk = self._desk
+        if desk is not None and desk.adapters.is_outdated(adapter_of(request)):
+            desk.table.drop_computed(request.block_hashes, time.monotonic())
+            self._pin_only_stale = True
 
     def _refuse_unsupported(self, request_id: str) -> None:
         if len(self._refused_answers) < _MAX_HELD:
@@ -176,31 +210,33 @@ class PinningMixin(_Base):  # type: ignore[misc]
         resumed = getattr(output.scheduled_cached_reqs, "resumed_req_ids", ())
         if output.scheduled_new_reqs or resumed or self._allocation_refused:
             self._pin_only_stale = True
-            self._record_hits(desk, output.scheduled_new_reqs, now)
+            self._record_requests(desk, output.scheduled_new_reqs, now)
         if self._starved(output):
             self._open_valve(desk, now)
         return output
 
     def _must_wait(self) -> bool:
-        return self._users_wait() and len(self._held) < _MAX_HELD
-
-    def _users_wait(self) -> bool:
-        return bool(self.waiting) or bool(getattr(self, "kv_holding_waiting", ()))
+        """A warm-up runs alone, and only while nobody waits."""
+        return bool(self._warming) or any(getattr(self, name, ()) for name in _QUEUES)
 
     def _admit_warm_ups(self, now: float) -> None:
-        """One at a time, once nobody else waits; after its deadline a warm-up waits like a user."""
-        while self._held and (now >= self._held[0][0] or not self._users_wait()):
-            super().add_request(self._held.popleft()[1])
+        """After its deadline a warm-up waits like a user."""
+        while self._held and (now >= self._held[0][0] or not self._must_wait()):
+            self._admit(self._held.popleft()[1])
 
-    def _record_hits(self, desk: PinDesk, new_requests: Sequence[Any], now: float) -> None:
-        if not desk.table.pins:
+    def _admit(self, request: Any) -> None:
+        self._warming.add(request.request_id)
+        super().add_request(request)
+
+    def _record_requests(self, desk: PinDesk, new_requests: Sequence[Any], now: float) -> None:
+        if not desk.table.pins and not desk.table.watchlist.entries:
             return
         for data in new_requests:
             request = self.requests.get(data.req_id)
             # A command is the sidecar's own traffic; a preempted request finds its own blocks.
             if request is None or desk.knows(data.req_id) or request.num_preemptions:
                 continue
-            desk.table.record_hits(request.block_hashes, data.num_computed_tokens, now)
+            desk.table.record_request(request.block_hashes, data.num_computed_tokens, now)
 
     def _starved(self, output: Any) -> bool:
         return (

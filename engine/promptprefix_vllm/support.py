@@ -15,7 +15,14 @@ _OVERRIDDEN: Final = (
     "reset_prefix_cache",
     "schedule",
 )
-_POOL: Final = ("touch", "free_blocks", "get_cached_block", "get_num_free_blocks", "num_gpu_blocks")
+_POOL: Final = (
+    "touch",
+    "free_blocks",
+    "evict_blocks",
+    "get_cached_block",
+    "get_num_free_blocks",
+    "num_gpu_blocks",
+)
 _REQUEST: Final = ("block_hashes", "num_preemptions", "prompt_token_ids", "status")
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from promptprefix_vllm.adapters import Adapter
 from promptprefix_vllm.commands import encode
+from promptprefix_vllm.connectors import Transfer
 from promptprefix_vllm.desk import MAX_PENDING, PinDesk
 from promptprefix_vllm.pins import PinTable
 
@@ -49,6 +51,10 @@ class Pool:
         block = self.blocks[block_hash[0]]
         return [block] if block.block_hash else None
 
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        for number in block_ids:
+            self.blocks[number].block_hash = None
+
     def get_num_free_blocks(self) -> int:
         return sum(1 for block in self.blocks[1:] if not block.ref_cnt)
 
@@ -61,7 +67,12 @@ class Bench:
         self.table = PinTable(self.pool, SIZE, budget_blocks=10)
         self.now = 50.0
         self.desk = PinDesk(
-            self.table, KEY, EPOCH, wall_clock=lambda: 1000.0, monotonic=lambda: self.now
+            self.table,
+            KEY,
+            EPOCH,
+            wall_clock=lambda: 1000.0,
+            monotonic=lambda: self.now,
+            transfer=Transfer(offload_tier="", kv_role=""),
         )
         self.counter = 0
 
@@ -82,13 +93,20 @@ class Bench:
         return encode(fields, prompt, KEY)
 
     def send(
-        self, op: str, pin_id: str = "", tokens: int = 0, completed: bool = True, **change: Any
+        self,
+        op: str,
+        pin_id: str = "",
+        tokens: int = 0,
+        completed: bool = True,
+        adapter: Adapter | None = None,
+        **change: Any,
     ) -> Any:
         prompt = list(range(tokens + 1))
         hashes = [bytes([number + 1]) for number in range(tokens // SIZE)]
-        self.desk.receive("r", self.wire(op, pin_id, tokens, prompt, **change), prompt, hashes)
+        wire = self.wire(op, pin_id, tokens, prompt, **change)
+        self.desk.receive("r", wire, prompt, hashes, adapter)
         assert self.desk.knows("r")
-        answer = self.desk.finish("r", hashes, completed)
+        answer = self.desk.finish("r", hashes, completed, adapter)
         assert not self.desk.knows("r")
         return answer
 
@@ -111,6 +129,8 @@ def test_a_pin_is_answered_whole(bench: Bench) -> None:
         "blocks_free": 18,
         "blocks_pinned": 2,
         "budget_blocks": 10,
+        "offload_tier": "",
+        "kv_role": "",
         "pins": [
             {
                 "id": "a",
@@ -121,6 +141,8 @@ def test_a_pin_is_answered_whole(bench: Bench) -> None:
                 "priority": 3,
                 "hits": 0,
                 "last_hit_age_s": None,
+                "matches": 0,
+                "last_match_age_s": None,
                 "state": "pinned",
                 "released_reason": "",
             }
@@ -132,12 +154,15 @@ def test_a_pin_is_answered_whole(bench: Bench) -> None:
 def test_report_tells_the_epoch_pins_and_releases(bench: Bench) -> None:
     bench.send("pin", "a", 8)
     bench.send("pin", "b", 4, lease=10)
-    bench.table.record_hits([b"\1", b"\2"], 8, now=55.0)
+    bench.table.record_request([b"\1", b"\2"], 8, now=55.0)
     bench.now = 60.0
     answer = bench.send("report", epoch="")
     assert answer["epoch"] == EPOCH
     assert [(pin["id"], pin["hits"], pin["last_hit_age_s"]) for pin in answer["pins"]] == [
         ("a", 1, 5.0)
+    ]
+    assert answer["watched"] == [
+        {"id": "b", "tokens": 4, "resident_tokens": 4, "matches": 1, "last_match_age_s": 5.0}
     ]
     assert answer["released"] == [{"id": "b", "reason": "LeaseExpired", "tokens": 4, "age_s": 0.0}]
 
@@ -159,6 +184,69 @@ def test_unpin_and_renew_act_before_the_request_runs(bench: Bench) -> None:
     assert pin["resident_tokens"] == 8
 
 
+def test_evict_acts_at_once_and_goes_on_watching(bench: Bench) -> None:
+    bench.send("pin", "a", 8)
+    bench.desk.receive("x", bench.wire("evict", "a", 0, [1]), [1], [])
+    assert bench.table.pins == ()
+    assert [block.block_hash for block in bench.pool.blocks[1:4]] == [None, None, b"\3"]
+    answer = bench.desk.finish("x", [], completed=False)
+    assert answer is not None
+    (pin,) = answer["pins"]
+    assert (pin["state"], pin["released_reason"], pin["resident_tokens"]) == (
+        "released",
+        "Evicted",
+        0,
+    )
+    assert "watched" not in answer
+    assert [(item["id"], item["reason"]) for item in answer["released"]] == [("a", "Evicted")]
+    again = bench.send("evict", "a")
+    assert (again["ok"], again["pins"][0]["released_reason"]) == (True, "Evicted")
+    assert len(again["released"]) == 1
+    (watched,) = bench.send("report")["watched"]
+    assert (watched["id"], watched["resident_tokens"]) == ("a", 0)
+
+
+def test_warm_pins_nothing_and_waits_as_a_pin_does(bench: Bench) -> None:
+    prompt = list(range(7))
+    bench.desk.receive("w", bench.wire("warm", "", 6, prompt), prompt, [b"\1"])
+    assert bench.desk.is_warm_up("w")
+    answer = bench.desk.finish("w", [b"\1"], completed=True)
+    assert answer is not None
+    assert (answer["ok"], answer["pins"], answer["blocks_pinned"]) == (True, [], 0)
+    bench.desk.receive("w", bench.wire("warm", "", 7, prompt), prompt, [b"\1"])
+    assert not bench.desk.is_warm_up("w")
+    short = bench.desk.finish("w", [b"\1"], completed=True)
+    assert short is not None
+    assert short["reason"] == "Malformed"
+
+
+def test_a_replaced_adapter_takes_its_pins_and_blocks_along(bench: Bench) -> None:
+    old, new, other = Adapter("a", 1), Adapter("a", 2), Adapter("b", 7)
+    bench.desk.see_adapter(old)
+    bench.send("pin", "p", 8, adapter=old)
+    assert bench.desk.see_adapter(old) == bench.desk.see_adapter(other) == ()
+    assert [pin.id for pin in bench.desk.see_adapter(new)] == ["p"]
+    assert bench.pool.blocks[1].block_hash is None
+    report = bench.send("report")
+    assert [(item["id"], item["reason"]) for item in report["released"]] == [
+        ("p", "AdapterChanged")
+    ]
+    assert report["watched"][0]["id"] == "p"
+    # One that was underway with the old weights is refused, however late it ends.
+    assert bench.desk.see_adapter(old) == ()
+    assert bench.send("pin", "q", 4, adapter=old)["reason"] == "AdapterChanged"
+
+
+def test_an_adapter_that_is_loaded_in_place_is_not_pinned(bench: Bench) -> None:
+    loaded, changed = Adapter("a", 1), Adapter("a", 1, in_place=True)
+    bench.desk.see_adapter(loaded)
+    bench.send("pin", "p", 8, adapter=loaded)
+    assert [pin.id for pin in bench.desk.see_adapter(changed)] == ["p"]
+    answer = bench.send("pin", "p", 12, adapter=changed)
+    assert (answer["ok"], answer["reason"]) == (False, "AdapterInPlace")
+    assert "unload" in answer["message"]
+
+
 def test_a_pin_acts_only_when_its_request_completed(bench: Bench) -> None:
     bench.send("pin", "a", 8, completed=False)
     assert bench.table.pins == ()
@@ -170,6 +258,7 @@ def test_a_pin_acts_only_when_its_request_completed(bench: Bench) -> None:
     [
         ("unpin", "nobody", 0, {}, "UnknownPin"),
         ("renew", "nobody", 0, {}, "UnknownPin"),
+        ("evict", "nobody", 0, {}, "UnknownPin"),
         ("pin", "a", 6, {}, "Malformed"),
         ("pin", "a", 44, {}, "BudgetExceeded"),
     ],

@@ -10,8 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from promptprefix_vllm.adapters import Adapter
 from promptprefix_vllm.commands import CommandError
 from promptprefix_vllm.pins import MAX_PINS, MAX_RELEASES, PinTable
+from promptprefix_vllm.watchlist import MAX_WATCHED
 
 SIZE = 32
 
@@ -73,6 +75,10 @@ class FakePool:
 
     def get_num_free_blocks(self) -> int:
         return sum(1 for block in self.blocks[1:] if not block.ref_cnt)
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        for number in block_ids:
+            self.blocks[number].block_hash = None
 
 
 @pytest.fixture
@@ -181,7 +187,7 @@ def test_the_valve_takes_the_lowest_priority_then_the_least_recently_hit(
     hold(table, "vip", pool.compute("a"), priority=9)
     hold(table, "hit", pool.compute("b"), priority=1)
     hold(table, "never", pool.compute("c"), priority=1)
-    table.record_hits(pool.compute("b"), SIZE, now=5)
+    table.record_request(pool.compute("b"), SIZE, now=5)
     order = [table.release_lowest(6) for _ in range(4)]
     assert [pin.id if pin else None for pin in order] == ["never", "hit", "vip", None]
 
@@ -197,16 +203,107 @@ def test_hits_need_the_whole_pinned_prefix(pool: FakePool, table: PinTable) -> N
     hold(table, "short", pool.compute("ab"))
     hold(table, "long", pool.compute("abcd"))
     chat = pool.compute("abcdz")
-    table.record_hits(chat, 3 * SIZE, now=7)
-    table.record_hits(chat, 4 * SIZE, now=8)
-    table.record_hits(pool.compute("xbcd"), 4 * SIZE, now=9)
-    table.record_hits((), 4 * SIZE, now=9)
+    table.record_request(chat, 3 * SIZE, now=7)
+    table.record_request(chat, 4 * SIZE, now=8)
+    table.record_request(pool.compute("xbcd"), 4 * SIZE, now=9)
+    table.record_request((), 4 * SIZE, now=9)
     hits = {pin.id: (pin.hits, pin.last_hit) for pin in table.pins}
     assert hits == {"short": (2, 8), "long": (1, 8)}
     hold(table, "long", pool.compute("abcd"), now=20)
     assert [pin.hits for pin in table.pins] == [2, 1]
     hold(table, "long", pool.compute("abce"), now=20)
     assert [pin.hits for pin in table.pins] == [2, 0]
+
+
+def matches(table: PinTable) -> dict[str, tuple[int, float | None]]:
+    return {entry.id: (entry.matches, entry.last_match) for entry in table.watchlist.entries}
+
+
+def test_matches_are_counted_of_what_is_no_longer_held(pool: FakePool, table: PinTable) -> None:
+    hashes = pool.compute("ab")
+    hold(table, "unpinned", hashes)
+    hold(table, "expired", pool.compute("cd"), lease=5)
+    hold(table, "valve", pool.compute("ef"), priority=-1)
+    hold(table, "evicted", pool.compute("gh"))
+    table.record_request((*hashes, b"turn"), 0, now=1)
+    (pin, *_) = table.pins
+    assert (pin.matches, pin.hits, pin.last_match, pin.last_hit) == (1, 0, 1, None)
+    table.unpin("unpinned", now=2)
+    table.release_lowest(3)
+    table.evict("evicted", now=4)
+    table.release_expired(6)
+    pool.evict()
+    table.record_request((*hashes, b"turn"), 0, now=7)
+    table.record_request(hashes[:1], SIZE, now=8)
+    table.record_request((b"g", b"gh"), 0, now=9)
+    expected = {"unpinned": (2, 7), "valve": (0, None), "evicted": (1, 9), "expired": (0, None)}
+    assert matches(table) == expected
+    hold(table, "unpinned", pool.compute("ab"), now=10)
+    hold(table, "evicted", pool.compute("xy"), now=10)
+    assert {pin.id: pin.matches for pin in table.pins} == {"unpinned": 2, "evicted": 0}
+    assert matches(table).keys() == {"valve", "expired"}
+
+
+def test_the_watchlist_is_bounded(pool: FakePool, table: PinTable) -> None:
+    hashes = pool.compute("a")
+    for number in range(MAX_WATCHED + 2):
+        hold(table, str(number), hashes)
+        table.unpin(str(number), now=1)
+    assert len(matches(table)) == MAX_WATCHED
+    assert "1" not in matches(table)
+
+
+def test_a_block_that_is_computed_anew_at_every_hit_is_none_less(pool: FakePool) -> None:
+    table = PinTable(pool, SIZE, budget_blocks=10, dropped_blocks=1)
+    hashes = pool.compute("abc")
+    hold(table, "p", hashes)
+    table.record_request((*hashes, b"turn"), SIZE, now=1)
+    table.record_request((*hashes, b"turn"), 2 * SIZE, now=2)
+    assert [(pin.matches, pin.hits, pin.last_hit) for pin in table.pins] == [(2, 1, 2)]
+
+
+def test_evict_leaves_what_other_pins_hold_and_what_requests_use(
+    pool: FakePool, table: PinTable
+) -> None:
+    hold(table, "short", pool.compute("ab"))
+    hold(table, "long", pool.compute("abcd"))
+    used = pool.blocks[4]
+    pool.touch([used])
+    pool.blocks[9].block_hash = pool.blocks[3].block_hash
+    evicted = table.evict("long", now=1)
+    assert table.resident_tokens(evicted) == 2 * SIZE
+    assert [block.block_hash for block in (*pool.blocks[3:5], pool.blocks[9])] == [None] * 3
+    assert (used.ref_cnt, table.blocks_pinned) == (1, 2)
+    table.unpin("short", now=2)
+    entry = table.evict("short", now=3)
+    assert table.resident_tokens(entry) == 0
+    assert [(item.id, item.reason) for item in table.releases] == [
+        ("long", "Evicted"),
+        ("short", "Unpinned"),
+    ]
+
+
+def test_blocks_of_a_request_whose_adapter_was_replaced(pool: FakePool, table: PinTable) -> None:
+    mine, theirs = pool.compute("abc"), pool.compute("xyz")
+    hold(table, "mine", mine[:2])
+    hold(table, "theirs", theirs)
+    table.drop_computed(mine, now=1)
+    assert [pin.id for pin in table.pins] == ["theirs"]
+    assert [pool.get_cached_block(digest, [0]) for digest in mine] == [None] * 3
+    assert [item.reason for item in table.releases] == ["AdapterChanged"]
+
+
+def test_only_pins_of_the_replaced_adapter_go(pool: FakePool, table: PinTable) -> None:
+    old, other = Adapter("a", 1, "/p"), Adapter("b", 1, "/p")
+    hold(table, "base", pool.compute("ab"))
+    for name, adapter, text in (("old", old, "cd"), ("gone", old, "ef"), ("other", other, "gh")):
+        table.pin(name, pool.compute(text), lease=60, priority=0, now=0, adapter=adapter)
+    table.unpin("gone", now=1)
+    assert table.release_outdated(old, now=2) == ()
+    released = table.release_outdated(Adapter("a", 2, "/p"), now=3)
+    assert [pin.id for pin in released] == ["old"]
+    assert [pin.id for pin in table.pins] == ["base", "other"]
+    assert pool.get_cached_block(b"c", [0]) is pool.get_cached_block(b"e", [0]) is None
 
 
 def test_a_stripped_hash_is_reported_and_computed_again_elsewhere(
@@ -269,6 +366,15 @@ class PinMachine(RuleBasedStateMachine):
         if self.table.get(name):
             self.table.unpin(name, now=self.now)
 
+    @rule(name=st.sampled_from("pqr"))
+    def evict(self, name: str) -> None:
+        if self.table.get(name) or self.table.watchlist.get(name):
+            entry = self.table.evict(name, now=self.now)
+            held = {item.cached_as for pin in self.table.pins for item in pin.held}
+            for digest in entry.hashes:
+                found = self.pool.get_cached_block(digest, [0])
+                assert found is None or found[0].block_hash in held
+
     @rule()
     def wait(self) -> None:
         self.now += 2
@@ -289,6 +395,11 @@ class PinMachine(RuleBasedStateMachine):
     @rule(number=st.integers(1, 39))
     def strip(self, number: int) -> None:
         self.pool.blocks[number].block_hash = None
+
+    @invariant()
+    def an_id_is_pinned_or_watched(self) -> None:
+        watched = {entry.id for entry in self.table.watchlist.entries}
+        assert watched.isdisjoint(pin.id for pin in self.table.pins)
 
     @invariant()
     def references_are_ours(self) -> None:

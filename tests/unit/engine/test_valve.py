@@ -34,6 +34,8 @@ class Pool:
         for block in ordered_blocks:
             block.ref_cnt -= 1
 
+    def evict_blocks(self, block_ids: set[int]) -> None: ...
+
     def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
         return [self.blocks[block_hash[0]]]
 
