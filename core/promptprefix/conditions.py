@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from promptprefix.demand import ALWAYS, Demand
 from promptprefix.fleet import Prefix
 from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import (
     MAX_LINT,
     MAX_PROBLEMS,
     Condition,
+    OnIdle,
     Pinning,
     Problem,
     PromptPrefixStatus,
@@ -58,13 +60,21 @@ class Holding:
         """Whether it is warm and can't be evicted."""
         return self.warm and self.state is not None and self.state.pinned is Pinning.HARD
 
+    @property
+    def released(self) -> bool:
+        """Whether nothing of it is held there, nor being released."""
+        if self.state is None or not self.serving:
+            return True
+        return self.state.phase in (Phase.RELEASED, Phase.FAILED) and not self.state.pinned_tokens
+
 
 @dataclass(frozen=True)
 class Outlook:
     """What a resource's status is told from.
 
     ``wanted`` counts the pods that should hold it; ``holders`` names the pods that may still
-    hold any version of it. ``warm_pods`` and ``matched`` are by version id: the pods that hold it
+    hold any version of it, and ``releasing`` those that have not yet released one that they were
+    told to release. ``warm_pods`` and ``matched`` are by version id: the pods that hold it
     warm, and the latest match that an engine tells of.
     """
 
@@ -74,6 +84,8 @@ class Outlook:
     obstacles: tuple[Problem, ...] = ()
     shortfall: Shortfall | None = None
     holders: tuple[str, ...] = ()
+    demand: Demand = ALWAYS
+    releasing: tuple[str, ...] = ()
     warm_pods: Mapping[str, int] = field(default_factory=dict)
     matched: Mapping[str, datetime] = field(default_factory=dict)
 
@@ -93,7 +105,8 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
     prefix = outlook.prefix
     verdict = judge(outlook)
     warm = [holding for holding in outlook.holdings if holding.warm]
-    tokens, blocks = _size(warm)
+    tokens, blocks = _size(warm or outlook.holdings)
+    transition = outlook.demand.next_transition
     return PromptPrefixStatus(
         observedGeneration=prefix.generation,
         fingerprint=prefix.version.fingerprint if prefix.version is not None else "",
@@ -104,6 +117,8 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
         pinnedPods=sum(holding.pinned for holding in warm),
         warm=f"{len(warm)}/{outlook.wanted}",
         versions=version_statuses(prefix, outlook.warm_pods, outlook.matched, now),
+        activeWindow=outlook.demand.window,
+        nextTransitionTime=transition and transition.replace(microsecond=0),
         problems=sorted(_problems(outlook), key=lambda each: (each.pod, each.reason))[
             :MAX_PROBLEMS
         ],
@@ -114,8 +129,7 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
 
 def judge(outlook: Outlook) -> Verdict:
     """Return the verdict; the first that applies wins."""
-    verdicts = (_invalid, _suspended, _refused, _hopeless, _short, _failed, _warming)
-    for verdict in verdicts:
+    for verdict in _VERDICTS:
         if (found := verdict(outlook)) is not None:
             return found
     return _reached(outlook)
@@ -147,12 +161,54 @@ def _refused(outlook: Outlook) -> Verdict | None:
     return Verdict(False, refusal.reason, refusal.message, stalled=refusal.stalled)
 
 
+def _unreadable_windows(outlook: Outlook) -> Verdict | None:
+    invalid = outlook.demand.invalid
+    if not invalid:
+        return None
+    return Verdict(False, Reason.INVALID_WINDOW, _cut(invalid), stalled=True)
+
+
 def _hopeless(outlook: Outlook) -> Verdict | None:
     for holding in outlook.holdings:
         state = holding.state
         if state is not None and state.phase is Phase.FAILED and state.reason in _EDIT_NEEDED:
             return Verdict(False, Reason(state.reason), _told(holding.pod, state), stalled=True)
     return None
+
+
+def _cold(outlook: Outlook) -> Verdict | None:
+    """Return the verdict on a prefix that is not to be held."""
+    demand = outlook.demand
+    if demand.held:
+        return None
+    held = {holding.pod for holding in outlook.holdings if not holding.released}
+    if releasing := held.union(outlook.releasing):
+        message = f"Being released on {_names(releasing)}. {demand.message}"
+        return Verdict(False, Reason.RELEASING, _cut(message))
+    told = f"Released. {demand.message}"
+    if kept := [holding for holding in outlook.holdings if _falls_short(holding, demand)]:
+        names = _names([holding.pod for holding in kept])
+        told = f"{told} Left to the engine's LRU on {names}: {_kept_reason(kept[0], demand)}"
+    return Verdict(True, Reason.RELEASED, _cut(told))
+
+
+def _falls_short(holding: Holding, demand: Demand) -> bool:
+    """Whether the blocks were left alone though they were to be dropped."""
+    state = holding.state
+    if state is None or not holding.serving or state.phase is not Phase.RELEASED:
+        return False
+    return demand.release is not OnIdle.KEEP and state.released is OnIdle.KEEP
+
+
+def _kept_reason(holding: Holding, demand: Demand) -> str:
+    if holding.state is not None and holding.state.message:
+        return holding.state.message
+    if demand.release is OnIdle.OFFLOAD:
+        return (
+            "its engine has no offload tier: give it a KV connector that offloads, or set "
+            "spec.onIdle to Keep or Evict."
+        )
+    return "its engine can't drop single prefixes: that needs the engine plugin."
 
 
 def _short(outlook: Outlook) -> Verdict | None:
@@ -201,6 +257,20 @@ def _reached(outlook: Outlook) -> Verdict:
     return Verdict(True, Reason.WARM, f"{text}, {how[pinning]}.")
 
 
+_VERDICTS = (
+    _invalid,
+    _suspended,
+    _unreadable_windows,
+    _refused,
+    _hopeless,
+    _cold,
+    _short,
+    _failed,
+    _warming,
+)
+"""Each returns a verdict where it applies; the strongest is first."""
+
+
 def _conditions(outlook: Outlook, verdict: Verdict, now: datetime) -> Iterator[Condition]:
     present = {condition.type: condition for condition in outlook.prefix.conditions}
     for kind, holds, reason, message in _claims(outlook, verdict):
@@ -222,19 +292,11 @@ def _conditions(outlook: Outlook, verdict: Verdict, now: datetime) -> Iterator[C
 def _claims(
     outlook: Outlook, verdict: Verdict
 ) -> Iterator[tuple[ConditionType, bool, Reason, str]]:
-    spec = outlook.prefix.spec
-    suspended = spec is not None and spec.suspend
+    demand = outlook.demand
     yield ConditionType.READY, verdict.ready, verdict.reason, verdict.message
-    if suspended:
-        yield ConditionType.ACTIVE, False, Reason.SUSPENDED, "Suspended by spec.suspend."
-    else:
-        yield ConditionType.ACTIVE, True, Reason.HELD, "Held at all times."
-    yield (
-        ConditionType.WARM,
-        verdict.ready and not suspended,
-        verdict.reason,
-        verdict.message,
-    )
+    active = _cut(" ".join((demand.message, *outlook.prefix.notes)))
+    yield ConditionType.ACTIVE, demand.held, demand.reason, active
+    yield ConditionType.WARM, verdict.ready and demand.held, verdict.reason, verdict.message
     if verdict.ready:
         reached = "The wanted state is reached."
         yield ConditionType.RECONCILING, False, Reason.RECONCILED, reached
@@ -250,6 +312,9 @@ def _claims(
 
 
 def _problems(outlook: Outlook) -> Iterator[Problem]:
+    if not outlook.demand.held:
+        yield from _kept_problems(outlook)
+        return
     yield from outlook.obstacles
     spec = outlook.prefix.spec
     for holding in outlook.holdings:
@@ -266,6 +331,16 @@ def _problems(outlook: Outlook) -> Iterator[Problem]:
         elif holding.warm and not holding.pinned and spec and spec.pinning is Pinning.HARD:
             reason = _reason(state, Reason.SOFT_PINNED)
             yield Problem(pod=holding.pod, reason=reason, message=_cut(_soft_reason(holding)))
+
+
+def _kept_problems(outlook: Outlook) -> Iterator[Problem]:
+    demand = outlook.demand
+    offloads = demand.release is OnIdle.OFFLOAD
+    default = Reason.NO_OFFLOAD_TIER if offloads else Reason.NOT_EVICTABLE
+    for holding in outlook.holdings:
+        if holding.state is not None and _falls_short(holding, demand):
+            reason, message = _reason(holding.state, default), _kept_reason(holding, demand)
+            yield Problem(pod=holding.pod, reason=reason, message=_cut(message))
 
 
 def _size(holdings: Iterable[Holding]) -> tuple[int, int]:

@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from promptprefix.conditions import Holding, Outlook, Shortfall, judge, status_of
+from promptprefix.demand import Evidence, demand
 from promptprefix.fleet import Prefix, Refusal, Version
 from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, Pinning, Problem, PromptPrefixSpec
+from promptprefix.windows import Calendar
 from promptprefix.wire import EngineState, Phase, PlacementState
 
 NOW = datetime(2026, 11, 29, 12, 0, 0, 500, tzinfo=UTC)
@@ -46,7 +48,8 @@ def holding(
 
 
 def outlook(*holdings: Holding, prefix: Prefix = PREFIX, wanted: int | None = None) -> Outlook:
-    return Outlook(prefix, len(holdings) if wanted is None else wanted, holdings)
+    asked = demand(prefix, Evidence(), NOW, Calendar())
+    return Outlook(prefix, len(holdings) if wanted is None else wanted, holdings, demand=asked)
 
 
 SHORT = Shortfall(Reason.INSUFFICIENT_PODS, "one more")
@@ -138,9 +141,10 @@ def test_verdicts_and_conditions(case: Outlook, ready: bool, reason: Reason, sta
     assert found["Stalled"][0] == str(stalled)
     # kstatus: what is neither current nor failed is in progress, and says so.
     assert found["Reconciling"][0] == str(not ready and not stalled)
-    suspended = case.prefix.spec is not None and case.prefix.spec.suspend
-    assert found["Active"][0] == str(not suspended)
-    assert found["Warm"][0] == str(ready and not suspended)
+    spec_ = case.prefix.spec
+    active = spec_ is not None and not spec_.suspend
+    assert found["Active"][0] == str(active)
+    assert found["Warm"][0] == str(ready and active)
     assert {each.observedGeneration for each in status.conditions} == {7}
     assert status.observedGeneration == 7
 
