@@ -8,7 +8,7 @@ from typing import Any
 
 from promptprefix.fleet import Pod
 from promptprefix_operator.manifests import Resource, pod_of, resource_of
-from promptprefix_operator.sources import Source, SourceText, source_of
+from promptprefix_operator.sources import Source, SourceText, salt_source_of, text_source_of
 
 Referrers = frozenset[tuple[str, int]]
 """Resources that refer to a source: uid and generation."""
@@ -104,8 +104,11 @@ class Cluster:
     def _refer(self) -> None:
         referred: dict[Source, set[tuple[str, int]]] = defaultdict(set)
         for each in self._resources.values():
-            if each.spec is not None and (source := source_of(each.namespace, each.spec.content)):
-                referred[source].add((each.uid, each.generation))
+            if each.spec is None:
+                continue
+            for find in (text_source_of, salt_source_of):
+                if (source := find(each.namespace, each.spec)) is not None:
+                    referred[source].add((each.uid, each.generation))
         self._referred = {source: frozenset(uids) for source, uids in referred.items()}
         for source in self._texts.keys() - self._referred.keys():
             del self._texts[source]

@@ -15,9 +15,11 @@ from promptprefix.wire import (
     CONTENT_PATH,
     LONG_POLL_S,
     ROUTES_PATH,
+    SALT_PATH,
     STANDBY_STATUS,
     SYNC_PATH,
     Revision,
+    Salt,
     SyncRequest,
 )
 from promptprefix_operator.api_server import ApiError
@@ -45,9 +47,10 @@ class Access:
 
 
 class ControlApi:
-    """Handlers of the three paths.
+    """Handlers of the paths.
 
-    ``content`` returns a text by its content digest; ``known`` tells whether the published plan
+    ``content`` returns a text by its content digest, ``salt`` a cache salt by the id of its
+    placements; ``known`` tells whether the published plan
     knows what is in a namespace, ``settling`` whether sidecars may still report for the first time.
     A question without news is held for ``hold_seconds``.
     """
@@ -61,6 +64,7 @@ class ControlApi:
         publication: Publication,
         known: Callable[[str], bool],
         content: Callable[[str], Payload | None],
+        salt: Callable[[str], str | None],
         metrics: Metrics,
         settling: Callable[[], bool] = lambda: False,
         hold_seconds: float = LONG_POLL_S,
@@ -71,6 +75,7 @@ class ControlApi:
         self._publication = publication
         self._known = known
         self._content = content
+        self._salt = salt
         self._metrics = metrics
         self._settling = settling
         self._hold_seconds = hold_seconds
@@ -128,6 +133,19 @@ class ControlApi:
         if payload is None:
             raise web.HTTPNotFound(text="that content is no longer declared")
         return _json(payload)
+
+    async def salt(self, request: web.Request) -> web.StreamResponse:
+        """Answer the cache salt of a placement that the asking pod was told to hold."""
+        pod = await self._pod(request)
+        placement = request.match_info["placement"]
+        if not self._publication.holds(pod.pod_uid, placement):
+            raise web.HTTPForbidden(text="this pod was not told to hold that placement")
+        salt = self._salt(placement)
+        if salt is None:
+            raise web.HTTPNotFound(text="that placement has no cache salt")
+        answer = _json(Salt(salt=salt))
+        answer.headers["Cache-Control"] = "no-store"
+        return answer
 
     async def routes(self, request: web.Request) -> web.StreamResponse:
         """Answer a router's question for the route table."""
@@ -230,6 +248,7 @@ def control_application(leading: Callable[[], ControlApi | None]) -> web.Applica
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard, _plain_errors])
     app.router.add_post(SYNC_PATH, of(ControlApi.sync))
     app.router.add_get(CONTENT_PATH + "/{digest:[0-9a-f]{64}}", of(ControlApi.payload))
+    app.router.add_get(SALT_PATH + "/{placement:[-0-9A-Za-z]{1,128}}", of(ControlApi.salt))
     app.router.add_get(ROUTES_PATH, of(ControlApi.routes))
     return app
 

@@ -8,7 +8,8 @@ never watched: each is read by its name, again at times and when a resource that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from urllib.parse import quote
 
 import structlog
@@ -26,7 +27,7 @@ from promptprefix_operator.sources import (
     SourceText,
     absent,
     forbidden,
-    text_in,
+    read_source,
 )
 
 SWEEP_SECONDS = 300.0
@@ -122,7 +123,7 @@ class Observer:
     def _due(self) -> set[Source]:
         """Return the sources that were never read, and Secrets whose last reading is too old."""
         due = {each for each in self._cluster.missing if each.namespace == self._namespace}
-        secrets = self._sources(SourceKind.SECRET)
+        secrets = self._sources(SourceKind.SECRET, SourceKind.SALT)
         self._secrets = {each: self._secrets[each] for each in secrets & self._secrets.keys()}
         for source in secrets:
             referrers, read_at = self._secrets.get(source, (frozenset(), 0.0))
@@ -132,47 +133,57 @@ class Observer:
         return due
 
     async def _read_each(self, sources: set[Source]) -> None:
+        secrets: dict[str, list[Source]] = defaultdict(list)
+        for source in sorted(sources):
+            if source.secret:
+                secrets[source.name].append(source)
         try:
             async with asyncio.TaskGroup() as group:
+                for name, held in secrets.items():
+                    group.create_task(self._read_secret(name, held))
                 for source in sorted(sources):
-                    group.create_task(self._read_text(source))
+                    if not source.secret:
+                        group.create_task(self._read_config_map(source))
         except* ApiError as errors:
             raise _first(errors) from errors
 
-    async def _read_text(self, source: Source) -> None:
+    async def _read_secret(self, name: str, sources: Sequence[Source]) -> None:
+        """Take in what one Secret holds: a text, or salts under some of its keys, or both."""
+        referred = self._cluster.referred
+        referrers = {source: referred.get(source, frozenset()) for source in sources}
         async with self._slots:
-            if source.kind is SourceKind.SECRET:
-                await self._read_secret(source)
-            else:
-                await self._read_config_map(source)
+            read = await self._secret(name)
+        for source in sources:
+            self._cluster.see_text(source, read(source))
+            self._secrets[source] = (referrers[source], self._clock())
 
-    async def _read_secret(self, source: Source) -> None:
-        referrers = self._cluster.referred.get(source, frozenset())
-        self._cluster.see_text(source, await self._secret(source))
-        self._secrets[source] = (referrers, self._clock())
-
-    async def _secret(self, source: Source) -> SourceText:
-        path = f"/api/v1/namespaces/{quote(source.namespace)}/secrets/{quote(source.name)}"
+    async def _secret(self, name: str) -> Callable[[Source], SourceText]:
+        """Ask for a Secret; return what tells the reading of each of its sources."""
+        path = f"/api/v1/namespaces/{quote(self._namespace)}/secrets/{quote(name)}"
         try:
             body = await self._api.get(path)
         except ApiError as error:
             if error.status == _NOT_FOUND:
-                return absent(source)
+                return absent
             if error.status == _FORBIDDEN:
-                return forbidden(source)
+                return forbidden
             raise
+        return lambda source: self._reading(source, body)
+
+    def _reading(self, source: Source, body: Json) -> SourceText:
         known = self._cluster.text(source)
         if known is not None and known.version is not None and known.version == version_of(body):
             return known
-        return text_in(source, body)
+        return read_source(source, body)
 
     async def _read_config_map(self, source: Source) -> None:
         """Take in one ConfigMap, unless the watch brought something while it was being read.
 
         Absence has no version, so nothing else tells whether it is older than what came meanwhile.
         """
-        before = self._cluster.text(source)
-        found = await self._config_map(source)
+        async with self._slots:
+            before = self._cluster.text(source)
+            found = await self._config_map(source)
         if self._cluster.text(source) is before:
             self._cluster.see_text(source, absent(source) if found is None else found)
 
@@ -182,13 +193,13 @@ class Observer:
         path = f"/api/v1/namespaces/{quote(source.namespace)}/configmaps"
         items: list[Json] = list((await self._api.get(path, query)).get("items") or ())
         found = [each for each in items if each["metadata"]["name"] == source.name]
-        return text_in(source, found[0]) if found else None
+        return read_source(source, found[0]) if found else None
 
-    def _sources(self, kind: SourceKind) -> set[Source]:
+    def _sources(self, *kinds: SourceKind) -> set[Source]:
         return {
             each
             for each in self._cluster.referred
-            if each.kind is kind and each.namespace == self._namespace
+            if each.kind in kinds and each.namespace == self._namespace
         }
 
     def _known_resources(self) -> set[str]:

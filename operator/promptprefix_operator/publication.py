@@ -52,6 +52,10 @@ class Publication:
                 return placement
         return None
 
+    def holds(self, pod_uid: str, placement: str) -> bool:
+        """Return whether the pod's set has the placement of this id."""
+        return any(each.id == placement for each in self.set_of(pod_uid).placements)
+
     def sidecar(self, pod_uid: str, state: SidecarState, applied: Revision | None) -> Sidecar:
         """Join a report with what the sidecar was told; what it applied closes what was before."""
         told = self._sets.get(pod_uid)

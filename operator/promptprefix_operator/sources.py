@@ -1,9 +1,9 @@
-"""ConfigMaps and Secrets that hold declared texts, and what a reading of one gave."""
+"""ConfigMaps and Secrets that hold texts and cache salts, and what a reading of one gave."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -11,52 +11,97 @@ from pydantic import ValidationError
 
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.reasons import Reason
-from promptprefix.resource import Content
+from promptprefix.resource import PromptPrefixSpec
 from promptprefix_operator.manifests import explain, version_of
+from promptprefix_operator.salts import SaltError, decoded_salt
 
 
 class SourceKind(StrEnum):
-    """Kinds of objects that hold texts."""
+    """What is read from objects: the text of a ConfigMap or a Secret, or one key of a Secret."""
 
     CONFIG_MAP = "ConfigMap"
     SECRET = "Secret"  # noqa: S105 - a kind
+    SALT = "Salt"
+
+
+FIELDS: Mapping[SourceKind, str] = {
+    SourceKind.CONFIG_MAP: "spec.content.configMapRef.name",
+    SourceKind.SECRET: "spec.content.secretRef.name",
+    SourceKind.SALT: "spec.cacheSaltRef.name",
+}
+"""The field of a resource that names the object."""
 
 
 @dataclass(frozen=True, order=True)
 class Source:
-    """One object by its name."""
+    """One object by its name; of a salt's Secret also the ``key``."""
 
     kind: SourceKind
     namespace: str
     name: str
+    key: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name} in namespace {self.namespace}"
+        kind = SourceKind.SECRET if self.secret else self.kind
+        return f"{kind} {self.name} in namespace {self.namespace}"
+
+    @property
+    def secret(self) -> bool:
+        """Whether the object is a Secret."""
+        return self.kind is not SourceKind.CONFIG_MAP
 
     @property
     def field(self) -> str:
         """The field of a resource that names it."""
-        reference = "secretRef" if self.kind is SourceKind.SECRET else "configMapRef"
-        return f"spec.content.{reference}.name"
+        return FIELDS[self.kind]
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """What a source declares: its payload, or why it has none (``reason`` and ``error``)."""
+    """What a source gave: its payload or salt, or why it has none (``reason`` and ``error``)."""
 
     version: int | None
     payload: Payload | None
     reason: Reason | None = None
     error: str = ""
+    salt: str = field(default="", repr=False)
 
 
-def source_of(namespace: str, content: Content) -> Source | None:
+def text_source_of(namespace: str, spec: PromptPrefixSpec) -> Source | None:
     """Return where the text stands; None if it stands in the resource itself."""
+    content = spec.content
     if content.configMapRef is not None:
         return Source(SourceKind.CONFIG_MAP, namespace, content.configMapRef.name)
     if content.secretRef is not None:
         return Source(SourceKind.SECRET, namespace, content.secretRef.name)
     return None
+
+
+def salt_source_of(namespace: str, spec: PromptPrefixSpec) -> Source | None:
+    """Return where the cache salt stands; None if there is none."""
+    reference = spec.cacheSaltRef
+    if reference is None:
+        return None
+    return Source(SourceKind.SALT, namespace, reference.name, reference.key)
+
+
+def read_source(source: Source, body: Mapping[str, Any]) -> SourceText:
+    """Read what a source stands for from its object."""
+    return salt_in(source, body) if source.kind is SourceKind.SALT else text_in(source, body)
+
+
+def salt_in(source: Source, body: Mapping[str, Any]) -> SourceText:
+    """Read the salt of a Secret."""
+    version, data = version_of(body), body.get("data") or {}
+    encoded = data.get(source.key)
+    if encoded is None:
+        error = f"has no key {source.key}: add it, or correct spec.cacheSaltRef.key."
+        return SourceText(version, None, Reason.INVALID_SALT, error)
+    try:
+        return SourceText(version, None, salt=decoded_salt(str(encoded)))
+    except SaltError as refused:
+        error = f"data.{source.key} {refused}."
+        return SourceText(version, None, Reason.INVALID_SALT, error)
 
 
 def text_in(source: Source, body: Mapping[str, Any]) -> SourceText:

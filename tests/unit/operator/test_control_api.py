@@ -22,6 +22,7 @@ from promptprefix.wire import (
     Placement,
     Revision,
     RoutePrefix,
+    Salt,
     SidecarState,
     SyncRequest,
     SyncResponse,
@@ -40,6 +41,7 @@ from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars
 
 TERM = 7
+SALT = "a-salt-that-nobody-may-read"
 PAYLOAD = Payload(systemInstructions="You are a bot.")
 SYNC = "/v1/sidecar/sync"
 ENGINE = EngineState(healthy=True, address="a", port=1)
@@ -126,6 +128,7 @@ async def _serve(hold: float) -> AsyncIterator[Setup]:
         publication=setup.publication,
         known=lambda namespace: namespace in setup.known,
         content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
+        salt={"salted-1": SALT}.get,
         metrics=setup.metrics,
         settling=lambda: setup.settling,
         hold_seconds=hold,
@@ -259,6 +262,9 @@ REFUSED = [
     ("GET", "/v1/routes?term=1", "router", None, 400),
     ("GET", f"/v1/content/{PAYLOAD.digest}", "other", None, 403),
     ("GET", f"/v1/content/{'0' * 64}", "pod", None, 403),
+    ("GET", "/v1/salts/salted-1", "other", None, 403),
+    ("GET", "/v1/salts/salted-1", "", None, 401),
+    ("GET", "/v1/salts/salted-1", "router", None, 403),
     ("GET", "/v1/content/../../etc/passwd", "pod", None, 404),
 ]
 
@@ -275,6 +281,16 @@ async def test_refusals(
     if path == SYNC:
         assert hasty.counted(str(expected)) == 1
     assert hasty.sidecars.connected() == {}
+
+
+async def test_a_salt_is_for_the_pods_that_were_told_to_hold_its_placement(hasty: Setup) -> None:
+    hasty.publication.publish(planned(u0=(placement("salted"), placement("plain"))))
+    answer = await hasty.ask("GET", "/v1/salts/salted-1")
+    assert answer == (200, Salt(salt=SALT).model_dump_json())
+    assert (await hasty.ask("GET", "/v1/salts/plain-1"))[0] == 404
+    hasty.publication.publish(planned(u0=(placement("plain"),)))
+    status, text = await hasty.ask("GET", "/v1/salts/salted-1")
+    assert (status, SALT in text) == (403, False)
 
 
 async def test_content_is_for_the_pods_that_were_told_to_hold_it(hasty: Setup) -> None:

@@ -243,6 +243,25 @@ async def test_a_secret_that_may_not_be_read_is_told_and_healed(bench: Bench) ->
     assert bench.payload(HIDDEN) == "one"
 
 
+async def test_a_secret_of_many_salts_and_a_text_is_read_once(bench: Bench) -> None:
+    salts = {key: f"{key}-a-salt-of-some-length" for key in ("one", "two")}
+    body = secret("h", 1)
+    body["data"] |= {key: base64.b64encode(each.encode()).decode() for key, each in salts.items()}
+    bench.api.secrets["hidden"] = body
+    for key in salts:
+        salted = resource(key, secretRef="hidden")
+        salted["spec"]["cacheSaltRef"] = {"name": "hidden", "key": key}
+        bench.cluster.see_resource(salted)
+    await bench.observer.read_texts()
+    assert bench.api.asked == ["hidden"]
+    assert bench.payload(HIDDEN) == "h"
+    read = [bench.cluster.text(Source(SourceKind.SALT, "ml", "hidden", key)) for key in salts]
+    assert [each.salt for each in read if each is not None] == list(salts.values())
+    bench.now = 30.0
+    await bench.observer.read_texts()
+    assert bench.api.asked == ["hidden"] * 2
+
+
 async def test_a_trouble_that_passes_changes_no_text(bench: Bench) -> None:
     bench.cluster.see_resource(resource("a", secretRef="hidden"))
     bench.api.secrets["hidden"] = secret("one", 1)
