@@ -7,15 +7,17 @@ began is in its plan.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 
 import structlog
 
-from promptprefix.fleet import Limits, Snapshot
+from promptprefix.fleet import Limits, Prefix, Snapshot
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
+from promptprefix.wire import RoutePrefix
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.metrics import Metrics, Warmth
@@ -32,6 +34,9 @@ RECONNECT_S = 10.0
 SILENCE_S = 30.0
 """The same after a leader that went silent: where its node is gone, its clients wait for it for
 `ANSWER_TIMEOUT_S` and dial for a few seconds more; part of that passed before its lease ran out."""
+
+SaltedRoutes = Callable[[tuple[RoutePrefix, ...], Iterable[Prefix]], tuple[RoutePrefix, ...]]
+"""`Salts.routed`."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +58,7 @@ class Controller:
         resync_seconds: float,
         reconnect_seconds: float = RECONNECT_S,
         limits: Mapping[str, Limits] | None = None,
+        salted: SaltedRoutes | None = None,
     ) -> None:
         self._cluster = cluster
         self._sidecars = sidecars
@@ -64,6 +70,7 @@ class Controller:
         self._wake = wake
         self._resync_seconds = resync_seconds
         self._limits: Mapping[str, Limits] = limits or {}
+        self._salted: SaltedRoutes = salted or (lambda routes, _: routes)
         self._settled_at = clock() + reconnect_seconds
         self._passed: float | None = None
         self._planned_seconds = 0.0
@@ -131,7 +138,8 @@ class Controller:
         self._timer.observe(snapshot.prefixes, made.statuses)
         self._declarations.prune(self._cluster.resources, made.kept)
         self._sidecars.forget_except(self._cluster.pods)
-        self._publication.publish(made)
+        routes = self._salted(made.prefixes, snapshot.prefixes)
+        self._publication.publish(replace(made, prefixes=routes))
 
     async def _sleep(self) -> None:
         waits = [self._resync_seconds]

@@ -24,6 +24,7 @@ from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import Observer
 from promptprefix_operator.pod_warnings import PodWarnings, uninjected_by_namespace
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.salts import Salts
 from promptprefix_operator.settings import Settings
 from promptprefix_operator.sidecars import Sidecars
 from promptprefix_operator.status_tasks import StatusTasks
@@ -104,7 +105,8 @@ def assemble(
     wake = asyncio.Event()
     cluster = Cluster(wake.set)
     sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
-    declarations = Declarations(lint_payload)
+    salts = Salts()
+    declarations = Declarations(lint_payload, salts)
     publication = Publication(term)
     events = Events(api, metrics, utc_now, settings.identity)
     controller = Controller(
@@ -119,6 +121,7 @@ def assemble(
         resync_seconds=settings.resync_seconds,
         reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
         limits=settings.namespace_limits,
+        salted=salts.routed,
     )
     watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
     metrics.watch_uninjected(
@@ -143,6 +146,7 @@ def assemble(
             publication=publication,
             known=lambda namespace: watches[namespace].known,
             content=declarations.payload,
+            salt=salts.of,
             metrics=metrics,
             settling=lambda: controller.settling,
         ),
