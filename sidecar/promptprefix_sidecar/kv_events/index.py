@@ -1,0 +1,330 @@
+"""How many leading blocks of each watched head an engine has cached, by its events.
+
+Only blocks whose tokens continue a watched head are kept, at most one for each place in a head and
+KV group, so memory is bounded by the heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from promptprefix_sidecar.kv_events.events import (
+    GPU,
+    BlockHash,
+    Cleared,
+    Event,
+    Removed,
+    Stored,
+)
+
+TOKEN_BYTES = 4
+MAX_GROUPS = 16
+"""KV groups of a model that are told apart; blocks of others are passed over."""
+
+WHOLE_PREFIX = frozenset({"", "full_attention", "mla_attention", "sink_full_attention"})
+"""Kinds of attention whose groups keep every block of a prefix. The others keep a part of it."""
+
+
+class Standing(StrEnum):
+    """What the events prove about a whole head.
+
+    LOST: a block is surely gone. DOUBTFUL: a block went that may have had another copy. UNKNOWN:
+    events were missed, or the blocks were stored before the head was watched.
+    """
+
+    UNKNOWN = "unknown"
+    RESIDENT = "resident"
+    DOUBTFUL = "doubtful"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class HeadKey:
+    """A head's identity in the engine's cache: its tokens and what is mixed into their hashes."""
+
+    digest: str
+    lora: str = ""
+    salt: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Residency:
+    """``tokens`` and ``copied`` count leading tokens that are proved cached: in the GPU's cache,
+    and in an offload tier.
+    """
+
+    standing: Standing = Standing.UNKNOWN
+    tokens: int = 0
+    copied: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """One block's place in heads. ``several``: there may be more than one copy on the GPU."""
+
+    group: int
+    hash: BlockHash
+    start: int
+    end: int
+    heads: set[HeadKey]
+    resident: bool = False
+    several: bool = False
+    copies: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Head:
+    """``places`` maps group and first token to the block there. ``reported``: its blocks may be
+    told of by a request that found them, which says nothing of how many copies there are.
+    """
+
+    tokens: bytes
+    reported: bool = False
+    places: dict[int, dict[int, _Block]] = field(default_factory=dict)
+    residency: Residency = Residency()
+
+
+class Index:
+    """Fed with the events of one engine, in order."""
+
+    def __init__(self) -> None:
+        self._heads: dict[HeadKey, _Head] = {}
+        self._blocks: dict[tuple[int, BlockHash], _Block] = {}
+        self._touched: set[HeadKey] = set()
+        self._changed: dict[HeadKey, Residency] = {}
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks that are kept."""
+        return len(self._blocks)
+
+    def residency(self, key: HeadKey) -> Residency:
+        """Return what is known of a head."""
+        head = self._heads.get(key)
+        return Residency() if head is None else head.residency
+
+    def watch(self, heads: Mapping[HeadKey, bytes]) -> None:
+        """Watch these heads (with their `token_bytes`) and no others."""
+        for key in [key for key in self._heads if key not in heads]:
+            self._unwatch(key)
+        for key, tokens in heads.items():
+            if key not in self._heads:
+                self._begin(key, tokens)
+        self._settle()
+
+    def expect_report(self, keys: Iterable[HeadKey]) -> None:
+        """Take note of the heads whose blocks may be told of by a request that found them."""
+        reported = frozenset(keys)
+        for key, head in self._heads.items():
+            head.reported = key in reported
+
+    def apply(self, events: Iterable[Event]) -> None:
+        """Take over what happened."""
+        for event in events:
+            match event:
+                case Stored():
+                    self._store(event)
+                case Removed():
+                    self._remove(event)
+                case Cleared():
+                    self._clear()
+        self._settle()
+
+    def forget(self) -> None:
+        """Know nothing any more: events were missed, or the engine is another one."""
+        self._blocks.clear()
+        self._touched.clear()
+        for key, head in self._heads.items():
+            head.places.clear()
+            self._note(key, head, Residency())
+
+    def take_changed(self) -> Mapping[HeadKey, Residency]:
+        """Return the heads whose residency changed since the last call, as they are now."""
+        changed, self._changed = self._changed, {}
+        return {key: self.residency(key) for key in changed if key in self._heads}
+
+    def _begin(self, key: HeadKey, tokens: bytes) -> None:
+        head = _Head(tokens)
+        self._heads[key] = head
+        self._touched.add(key)
+        for other in self._scope(key.lora, key.salt):
+            if other == key:
+                continue
+            for block in self._all_places(self._heads[other]):
+                size = block.end * TOKEN_BYTES
+                if tokens[:size] == self._heads[other].tokens[:size]:
+                    self._put(key, head, block)
+
+    def _unwatch(self, key: HeadKey) -> None:
+        head = self._heads.pop(key)
+        self._touched.discard(key)
+        self._changed.pop(key, None)
+        for block in self._all_places(head):
+            self._leave(key, block)
+
+    def _scope(self, lora: str, salt: str) -> list[HeadKey]:
+        return [key for key in self._heads if key.lora == lora and key.salt == salt]
+
+    @staticmethod
+    def _all_places(head: _Head) -> list[_Block]:
+        return [block for places in head.places.values() for block in places.values()]
+
+    def _store(self, event: Stored) -> None:
+        if event.medium != GPU:
+            self._copy(event)
+            return
+        if event.kind not in WHOLE_PREFIX or event.group >= MAX_GROUPS or event.salt is None:
+            return
+        if event.lora is None:
+            return
+        size = event.block_size * TOKEN_BYTES
+        if not size or len(event.tokens) != size * len(event.hashes):
+            return
+        start, candidates = self._origin(event, event.lora, event.salt)
+        for place, block_hash in enumerate(event.hashes):
+            end = start + event.block_size
+            part = event.tokens[place * size : (place + 1) * size]
+            candidates = [
+                key
+                for key in candidates
+                if self._heads[key].tokens.startswith(part, start * TOKEN_BYTES)
+            ]
+            if not candidates:
+                return
+            self._stored(event.group, block_hash, start, end, candidates)
+            start = end
+
+    def _origin(self, event: Stored, lora: str, salt: str) -> tuple[int, list[HeadKey]]:
+        if event.parent is None:
+            return 0, self._scope(lora, salt)
+        parent = self._blocks.get((event.group, event.parent))
+        if parent is None:
+            return 0, []
+        return parent.end, list(parent.heads)
+
+    def _stored(
+        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[HeadKey]
+    ) -> None:
+        block = self._blocks.get((group, block_hash))
+        if block is None or (block.start, block.end) != (start, end):
+            block = self._placed(group, block_hash, start, end, heads)
+            if block is None:
+                return
+        for key in heads:
+            self._put(key, self._heads[key], block)
+        reported = any(self._heads[key].reported for key in block.heads)
+        block.several = block.resident or reported
+        block.resident = True
+        self._touched |= block.heads
+
+    def _placed(
+        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[HeadKey]
+    ) -> _Block | None:
+        """Return a new block, or None where a longer one has its place.
+
+        A shorter one is a part of a block that was told of before the block was full.
+        """
+        for key in heads:
+            there = self._heads[key].places.get(group, {}).get(start)
+            if there is not None and there.end > end:
+                return None
+        twin = self._blocks.get((group, block_hash))
+        if twin is not None:
+            for key in list(twin.heads):
+                self._take_out(key, twin)
+        block = _Block(group, block_hash, start, end, set())
+        self._blocks[group, block_hash] = block
+        return block
+
+    def _put(self, key: HeadKey, head: _Head, block: _Block) -> None:
+        """Give a block its place in a head. The newest hash of a place is the one in use."""
+        places = head.places.setdefault(block.group, {})
+        there = places.get(block.start)
+        if there is block:
+            return
+        if there is not None:
+            self._leave(key, there)
+        places[block.start] = block
+        block.heads.add(key)
+
+    def _take_out(self, key: HeadKey, block: _Block) -> None:
+        del self._heads[key].places[block.group][block.start]
+        self._touched.add(key)
+        self._leave(key, block)
+
+    def _leave(self, key: HeadKey, block: _Block) -> None:
+        block.heads.discard(key)
+        if not block.heads:
+            self._blocks.pop((block.group, block.hash), None)
+
+    def _copy(self, event: Stored) -> None:
+        """A copy outside the GPU is known by its hash: offload tiers don't always say tokens."""
+        for block in self._known(event.group, event.hashes):
+            block.copies.add(event.medium)
+            self._touched |= block.heads
+
+    def _remove(self, event: Removed) -> None:
+        for block in self._known(event.group, event.hashes):
+            if event.medium == GPU:
+                block.resident = False
+            else:
+                block.copies.discard(event.medium)
+            self._touched |= block.heads
+
+    def _known(self, group: int, hashes: Iterable[BlockHash]) -> Iterator[_Block]:
+        for block_hash in hashes:
+            block = self._blocks.get((group, block_hash))
+            if block is not None:
+                yield block
+
+    def _clear(self) -> None:
+        """Nothing is cached on the GPU; whether copies were kept is not said."""
+        for block in self._blocks.values():
+            block.resident = block.several = False
+            block.copies.clear()
+        for key, head in self._heads.items():
+            self._note(key, head, Residency(Standing.LOST))
+        self._touched.clear()
+
+    def _settle(self) -> None:
+        for key in self._touched:
+            head = self._heads[key]
+            self._note(key, head, _residency(head))
+        self._touched.clear()
+
+    def _note(self, key: HeadKey, head: _Head, residency: Residency) -> None:
+        if residency != head.residency:
+            head.residency = residency
+            self._changed[key] = residency
+
+
+def _residency(head: _Head) -> Residency:
+    groups = head.places.values()
+    tokens = min((_leading(places, copies=False) for places in groups), default=0)
+    copied = min((_leading(places, copies=True) for places in groups), default=0)
+    whole = len(head.tokens) // TOKEN_BYTES
+    return Residency(_standing(head, complete=tokens == whole), tokens, copied)
+
+
+def _leading(places: Mapping[int, _Block], *, copies: bool) -> int:
+    end = 0
+    while (block := places.get(end)) is not None:
+        if not (block.copies if copies else block.resident):
+            break
+        end = block.end
+    return end
+
+
+def _standing(head: _Head, *, complete: bool) -> Standing:
+    if complete:
+        return Standing.RESIDENT
+    before = head.residency.standing
+    if before is Standing.UNKNOWN or before is Standing.LOST:
+        return before
+    gone = [
+        block for places in head.places.values() for block in places.values() if not block.resident
+    ]
+    # A block without a place was replaced by one with another hash: nobody can vouch for it.
+    return Standing.DOUBTFUL if all(block.several for block in gone) else Standing.LOST
