@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
+from promptprefix.demand import ALWAYS, Demand, Evidence, demand
 from promptprefix.eligibility import Candidate, Standing, candidate, obstacle, shortfall
 from promptprefix.fleet import Prefix, Snapshot, Version
 from promptprefix.resource import Problem, PromptPrefixStatus
 from promptprefix.routes import endpoints_of, route_prefixes_of
-from promptprefix.wire import Phase, Placement, RouteEndpoint, RoutePrefix
+from promptprefix.versions import kept_until, retained
+from promptprefix.windows import Calendar
+from promptprefix.wire import HARD_PINS, Phase, Placement, RouteEndpoint, RoutePrefix
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class Plan:
 
     ``desired`` maps the uid of each connected pod to its whole set. ``statuses`` maps the uids of
     resources, but for those that are being deleted or about which it is too early to speak;
-    ``kept`` holds the ids of all versions that some pod should hold.
+    ``kept`` holds the ids of all versions that some pod should hold. ``wake_at`` is the earliest
+    moment at which the clock alone may change the plan.
     """
 
     desired: Mapping[str, tuple[Placement, ...]]
@@ -35,6 +39,7 @@ class Plan:
     endpoints: tuple[RouteEndpoint, ...]
     statuses: Mapping[str, PromptPrefixStatus]
     kept: frozenset[str]
+    wake_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -49,22 +54,28 @@ class _Choice:
     wanted: int
     chosen: tuple[Candidate, ...]
     awaited: bool = False
+    demand: Demand = ALWAYS
 
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Return the plan for ``snapshot``; ``now`` dates the transitions of conditions."""
     candidates = _candidates(snapshot)
     prefixes = sorted(snapshot.prefixes, key=lambda prefix: (prefix.namespace, prefix.name))
-    choices = _spread(prefixes, candidates, settling=snapshot.settling)
+    calendar = Calendar()
+    demands = {
+        prefix.uid: demand(prefix, _evidence(prefix, candidates, snapshot), now, calendar)
+        for prefix in prefixes
+    }
+    choices = _spread(prefixes, candidates, demands, settling=snapshot.settling)
     sets: dict[str, list[Placement]] = {
         each.pod.uid: [] for group in candidates.values() for each in group if each.connected
     }
     placements: dict[str, Placement] = {}
     for choice in choices:
         for each in choice.chosen:
-            for version in _versions_on(choice.prefix, each):
+            for version in _versions_on(choice, each, snapshot, now):
                 if version.id not in placements:
-                    placements[version.id] = _placement(choice.prefix, version)
+                    placements[version.id] = _placement(choice, version)
                 sets[each.pod.uid].append(placements[version.id])
     desired = {uid: tuple(held) for uid, held in sets.items()}
     holders = _holders(prefixes, candidates)
@@ -78,7 +89,38 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
             if not choice.prefix.deleting and not choice.awaited
         },
         kept=frozenset(placement.id for each in desired.values() for placement in each),
+        wake_at=min(_wakes(choices, demands, snapshot, now), default=None),
     )
+
+
+def _evidence(
+    prefix: Prefix, candidates: Mapping[str, Sequence[Candidate]], snapshot: Snapshot
+) -> Evidence:
+    holders = [each for each in candidates.get(prefix.namespace, ()) if prefix.uid in each.holds]
+    known = [version for version in (prefix.version, *prefix.earlier) if version is not None]
+    matches = [version.last_matched for version in known if version.last_matched is not None]
+    matches += [at for version in known if (at := _matched(version, holders)) is not None]
+    visible = prefix.namespace in snapshot.routed or any(
+        each.engine is not None and HARD_PINS in each.engine.capabilities for each in holders
+    )
+    return Evidence(max(matches, default=None), visible)
+
+
+def _matched(version: Version, holders: Sequence[Candidate]) -> datetime | None:
+    states = (each.reported.get(version.id) for each in holders)
+    hits = [state.last_hit for state in states if state is not None and state.last_hit]
+    return datetime.fromtimestamp(max(hits), UTC) if hits else None
+
+
+def _wakes(
+    choices: Sequence[_Choice], demands: Mapping[str, Demand], snapshot: Snapshot, now: datetime
+) -> Iterator[datetime]:
+    yield from (each.wake_at for each in demands.values() if each.wake_at is not None)
+    for choice in choices:
+        for version in choice.prefix.earlier if choice.chosen else ():
+            end = kept_until(version, _matched(version, choice.chosen), snapshot.retention)
+            if end is not None and end > now:
+                yield end
 
 
 def _candidates(snapshot: Snapshot) -> dict[str, list[Candidate]]:
@@ -90,7 +132,11 @@ def _candidates(snapshot: Snapshot) -> dict[str, list[Candidate]]:
 
 
 def _spread(
-    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]], *, settling: bool
+    prefixes: Sequence[Prefix],
+    candidates: Mapping[str, Sequence[Candidate]],
+    demands: Mapping[str, Demand],
+    *,
+    settling: bool,
 ) -> list[_Choice]:
     """Choose the pods of every resource: first all that stay, then what is missing.
 
@@ -98,7 +144,10 @@ def _spread(
     """
     load: dict[str, int] = defaultdict(int)
     selections: dict[tuple[str, str], tuple[Candidate, ...]] = {}
-    drafts = [_stay(prefix, _selected(prefix, candidates, selections)) for prefix in prefixes]
+    drafts = [
+        _stay(prefix, _selected(prefix, candidates, selections), demands[prefix.uid])
+        for prefix in prefixes
+    ]
     for draft in drafts:
         for each in draft.chosen:
             load[each.pod.uid] += 1
@@ -130,11 +179,14 @@ def _selected(
     return known[key]
 
 
-def _stay(prefix: Prefix, selected: tuple[Candidate, ...]) -> _Choice:
+def _stay(prefix: Prefix, selected: tuple[Candidate, ...], demand: Demand) -> _Choice:
     """Keep the holders that may stay, those that hold it warm before the others."""
     spec = prefix.spec
     if spec is None or spec.suspend or prefix.deleting:
-        return _Choice(prefix, (), 0, ())
+        return _Choice(prefix, (), 0, (), demand=demand)
+    if not demand.held:
+        known = tuple(each for each in selected if prefix.uid in each.holds)
+        return _Choice(prefix, selected, 0, known, demand=demand)
     staying = [
         each
         for each in selected
@@ -144,7 +196,7 @@ def _stay(prefix: Prefix, selected: tuple[Candidate, ...]) -> _Choice:
     eligible = sum(each.standing(spec.model) is Standing.ELIGIBLE for each in selected)
     if spec.replicas == "All":
         recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
-        return _Choice(prefix, selected, eligible + len(recovering), tuple(staying))
+        return _Choice(prefix, selected, eligible + len(recovering), tuple(staying), demand=demand)
     # An engine that restarts keeps its place only as long as no healthy pod can take it.
     wanted = spec.pods_wanted(eligible)
     spare = max(0, wanted - eligible)
@@ -152,13 +204,13 @@ def _stay(prefix: Prefix, selected: tuple[Candidate, ...]) -> _Choice:
     healthy.sort(key=lambda e: (prefix.uid not in e.warms, _rank(prefix, e)))
     recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
     chosen = (*healthy[:wanted], *recovering[:spare])
-    return _Choice(prefix, selected, wanted, chosen)
+    return _Choice(prefix, selected, wanted, chosen, demand=demand)
 
 
 def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:
     """Add eligible pods until the wanted number is reached."""
     prefix, spec = draft.prefix, draft.prefix.spec
-    missing = draft.wanted - len(draft.chosen)
+    missing = draft.wanted - len(draft.chosen) if draft.demand.held else 0
     if spec is None or prefix.refusal is not None or missing <= 0:
         return draft
     taken = {each.pod.uid for each in draft.chosen}
@@ -178,21 +230,32 @@ def _rank(prefix: Prefix, each: Candidate) -> bytes:
     return hashlib.sha256(f"{prefix.uid}/{each.pod.uid}".encode()).digest()
 
 
-def _versions_on(prefix: Prefix, each: Candidate) -> list[Version]:
+def _versions_on(
+    choice: _Choice, each: Candidate, snapshot: Snapshot, now: datetime
+) -> list[Version]:
     """Return what the chosen pod should hold.
 
-    The declared version, and until that is warm on this pod the newest earlier one that is.
+    The declared version, until that is warm on this pod the newest earlier one that is, and those
+    that are still kept.
     """
+    prefix = choice.prefix
     versions: list[Version] = []
+    needed = True
     if prefix.version is not None and prefix.refusal is None:
         versions.append(prefix.version)
-        if each.phase(prefix.version.id) is Phase.WARM:
-            return versions
-    warm = (version for version in prefix.earlier if each.phase(version.id) is Phase.WARM)
-    return [*versions, *([old] if (old := next(warm, None)) else [])]
+        needed = each.phase(prefix.version.id) is not Phase.WARM
+    for version in prefix.earlier:
+        if each.phase(version.id) is not Phase.WARM:
+            continue
+        matched = _matched(version, choice.chosen)
+        if needed or retained(version, matched, now, snapshot.retention):
+            versions.append(version)
+        needed = False
+    return versions
 
 
-def _placement(prefix: Prefix, version: Version) -> Placement:
+def _placement(choice: _Choice, version: Version) -> Placement:
+    prefix = choice.prefix
     if prefix.spec is None:
         raise ValueError("a resource without a spec has no placements")
     return Placement(
@@ -227,7 +290,7 @@ def _outlook(choice: _Choice, holders: Mapping[str, tuple[str, ...]]) -> Outlook
     short: Shortfall | None = None
     obstacles: tuple[Problem, ...] = ()
     if spec is not None and not spec.suspend:
-        if len(choice.chosen) < choice.wanted or not choice.chosen:
+        if choice.demand.held and (len(choice.chosen) < choice.wanted or not choice.chosen):
             short = shortfall(spec, prefix.namespace, choice.selected)
         if short is not None or spec.replicas == "All":
             chosen = {each.pod.uid for each in choice.chosen}
@@ -244,4 +307,5 @@ def _outlook(choice: _Choice, holders: Mapping[str, tuple[str, ...]]) -> Outlook
         obstacles=obstacles,
         shortfall=short,
         holders=holders.get(prefix.uid, ()),
+        demand=choice.demand,
     )

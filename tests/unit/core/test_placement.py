@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +39,11 @@ def spec(
 
 def version(uid: str, text: str = "1") -> Version:
     return Version(f"{uid}-{text}", MODEL, f"fingerprint-{text}", f"content-{text}")
+
+
+def unused(uid: str, text: str = "1") -> Version:
+    """Return a version that another has replaced and that no client sends any more."""
+    return replace(version(uid, text), superseded=NOW - timedelta(days=2))
 
 
 def prefix(name: str, wanted: PromptPrefixSpec | None = None, **fields: object) -> Prefix:
@@ -163,7 +168,7 @@ def test_a_restarting_engine_keeps_its_place_unless_another_pod_can_take_it() ->
 
 def test_the_old_text_stays_on_a_pod_until_the_new_one_is_warm_there() -> None:
     pods, _ = fleet(2)
-    edited = prefix("a", version=version("a", "2"), earlier=(version("a", "1"),))
+    edited = prefix("a", version=version("a", "2"), earlier=(unused("a"),))
     ready = sidecar(state("a-1"), state("a-2", digest="b" * 64))
     warming = sidecar(state("a-1"), state("a-2", Phase.WARMING))
     made = plan(Snapshot((edited,), pods, {"uid-p0": ready, "uid-p1": warming}), NOW)
@@ -189,7 +194,7 @@ def test_an_engine_that_is_down_is_routed_to_as_cold() -> None:
 def test_a_refused_text_is_not_warmed_and_the_one_before_is_kept() -> None:
     pods, _ = fleet(2)
     refusal = Refusal(Reason.INVALID_TOOLS, "no", stalled=True)
-    broken = prefix("a", version=None, refusal=refusal, earlier=(version("a", "1"),))
+    broken = prefix("a", version=None, refusal=refusal, earlier=(unused("a"),))
     sidecars = {"uid-p0": sidecar(state("a-1")), "uid-p1": sidecar()}
     made = plan(Snapshot((broken,), pods, sidecars), NOW)
     assert ids(made) == {"uid-p0": ["a-1"], "uid-p1": []}
@@ -261,7 +266,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             f"x{index}",
             spec(draw(st.one_of(st.just("All"), st.integers(1, 4))), suspend=draw(st.booleans())),
             version=version(f"x{index}", "2"),
-            earlier=(version(f"x{index}", "1"),),
+            earlier=(unused(f"x{index}"),),
         )
         for index in range(draw(st.integers(0, 5)))
     )

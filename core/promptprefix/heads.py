@@ -1,0 +1,89 @@
+"""How many blocks prefixes take together: equal beginnings are the same blocks.
+
+`PlacementState.heads` has digests of the first blocks at the rungs of `HEAD_LADDER`. Two prefixes
+of the same model and cache salt share as many blocks as the longest rung on which their digests
+agree says; what they may share beyond it counts twice, so a sum is never too small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from promptprefix.wire import HEAD_LADDER
+
+Node: TypeAlias = tuple[str, int, int, str]
+"""Blocks that several prefixes begin with: scope, block size, rung and digest."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A version's blocks as a pod reports them.
+
+    ``scope`` tells apart what never shares blocks, whatever the digests say: model and cache salt.
+    ``heads`` may be empty; then nothing is shared.
+    """
+
+    scope: str
+    block_size: int
+    blocks: int
+    heads: tuple[str, ...] = ()
+
+    @property
+    def rungs(self) -> Iterable[tuple[int, Node]]:
+        """The leading blocks of which there are digests: how many, and which."""
+        for rung, digest in zip(HEAD_LADDER, self.heads, strict=False):
+            if rung > self.blocks:
+                return
+            yield rung, (self.scope, self.block_size, rung, digest)
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """The blocks of a version: ``own``, and those that others may have too, from the first on."""
+
+    blocks: int
+    own: int
+    shared: tuple[tuple[Node, int], ...] = ()
+
+
+NOTHING = Footprint(0, 0)
+"""Takes no room."""
+
+
+class Families:
+    """The footprints of all heads at one moment.
+
+    Rungs that the same heads have in common are one node, so that a footprint has as many nodes as
+    there are different circles of heads that it shares blocks with.
+    """
+
+    def __init__(self, heads: Iterable[Head]) -> None:
+        self._circles: Counter[Node] = Counter()
+        self._known: dict[Head, Footprint] = {}
+        for head in heads:
+            if head.heads:
+                self._circles.update(node for _, node in head.rungs)
+
+    def footprint(self, head: Head) -> Footprint:
+        """Return the footprint of one of the heads."""
+        found = self._known.get(head)
+        if found is None:
+            found = self._known[head] = self._read(head)
+        return found
+
+    def _read(self, head: Head) -> Footprint:
+        segments: list[tuple[Node, int]] = []
+        covered = circle = 0
+        for rung, node in head.rungs:
+            size = self._circles[node]
+            if size < 2:
+                break
+            if segments and size == circle:
+                segments[-1] = (node, segments[-1][1] + rung - covered)
+            else:
+                segments.append((node, rung - covered))
+            covered, circle = rung, size
+        return Footprint(head.blocks, head.blocks - covered, tuple(segments))
