@@ -44,7 +44,7 @@ BODY = {
 UNDECLARED_WORDS = {
     "malformed": "is missing or of the wrong type; send what the chat completions API takes",
     "not-text": "has parts that are no text; only text can be declared",
-    "own-template-or-salt": "makes the request match no declared prefix; leave it out",
+    "own-template": "makes the request match no declared prefix; leave it out",
 }
 
 

@@ -14,8 +14,11 @@ from promptprefix.fingerprint import fingerprint
 
 SYSTEM_ROLES = ("system", "developer")
 
-UNDECLARED_FIELDS = ("chat_template", "documents", "cache_salt")
-"""Fields that change the tokens or the block hashes in a way that no declared prefix does."""
+UNDECLARED_FIELDS = ("chat_template", "documents")
+"""Fields that change the tokens in a way that no declared prefix does."""
+
+SALT_FIELD = "cache_salt"
+"""Field that changes the block hashes: equal texts share blocks only where it is equal too."""
 
 
 class UndeclaredError(ValueError):
@@ -51,7 +54,7 @@ def chat_immutable_part(body: JsonValue) -> ImmutablePart:
         raise UndeclaredError("malformed")
     for field in UNDECLARED_FIELDS:
         if body.get(field) is not None:
-            raise UndeclaredError("own-template-or-salt", field)
+            raise UndeclaredError("own-template", field)
     model = body.get("model")
     if not isinstance(model, str):
         raise UndeclaredError("malformed", "model")

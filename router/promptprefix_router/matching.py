@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from promptprefix.canonical import CanonicalError
 from promptprefix.request import UndeclaredError
 from promptprefix.wire import RoutePrefix
 from promptprefix_router.request_head import (
+    NO_SALT,
     ChatHead,
     MalformedError,
     check_unambiguous,
     guess_model,
     read_chat,
-    read_model,
+    read_head,
 )
 from promptprefix_router.routes import Routes
 
@@ -100,7 +102,7 @@ class Matcher:
             head = read_chat(question.body)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
-        named = _by_name(question, routes, head.model)
+        named = _by_name(question, routes, head.model, head.salt)
         return named or self._by_fingerprint(question, head, routes)
 
     def _by_fingerprint(self, question: Question, head: ChatHead, routes: Routes) -> Match:
@@ -112,31 +114,46 @@ class Matcher:
                 check_unambiguous(question.body)
             except CanonicalError:
                 return undeclared
-        prefixes = routes.with_fingerprint(self._memo.fingerprint(head))
+        prefixes = _salted_alike(routes.with_fingerprint(self._memo.fingerprint(head)), head.salt)
         if not prefixes:
             return undeclared
         return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes))
 
     def _match_other(self, question: Question, routes: Routes) -> Match:
         try:
-            model = read_model(question.body)
+            head = read_head(question.body)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
-        return _by_name(question, routes, model) or Match(MatchKind.UNDECLARED, model)
+        named = _by_name(question, routes, head.model, head.salt)
+        return named or Match(MatchKind.UNDECLARED, head.model)
 
     def _match_partial(self, question: Question, routes: Routes) -> Match:
         guess = guess_model(question.body)
         model = guess if guess is not None and routes.serves(guess) else None
-        return _by_name(question, routes, model) or Match(MatchKind.PARTIAL, model)
+        named = _by_name(question, routes, model, NO_SALT)
+        return named or Match(MatchKind.PARTIAL, model)
 
 
-def _by_name(question: Question, routes: Routes, model: str | None) -> Match | None:
+def _by_name(
+    question: Question, routes: Routes, model: str | None, salt: str | None
+) -> Match | None:
     if question.prefix_name is None:
         return None
-    prefixes = routes.named(question.prefix_name, model)
+    prefixes = _salted_alike(routes.named(question.prefix_name, model), salt)
     if not prefixes:
         return None
     return Match(MatchKind.HEADER, prefixes[0].model, _digests(prefixes))
+
+
+def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[RoutePrefix, ...]:
+    """Return the prefixes whose blocks a request with ``salt`` can reuse.
+
+    Of a body that was cut the salt isn't known, so it matches no salted prefix.
+    """
+    if salt is None:
+        return ()
+    given = salt.encode()
+    return tuple(each for each in prefixes if hmac.compare_digest(each.salt.encode(), given))
 
 
 def _digests(prefixes: Iterable[RoutePrefix]) -> frozenset[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from promptprefix.canonical import JsonValue, parse_json
-from promptprefix.request import UNDECLARED_FIELDS, chat_immutable_part
+from promptprefix.request import SALT_FIELD, UNDECLARED_FIELDS, chat_immutable_part
 from promptprefix_router.command_guard import has_escaped_letters
 
 ABSENT = msgspec.Raw()
@@ -26,7 +26,7 @@ _PART_NAMES = (
     "chat_template_kwargs",
     *UNDECLARED_FIELDS,
 )
-_QUOTED_NAMES = {name: f'"{name}"'.encode() for name in _PART_NAMES}
+_QUOTED_NAMES = {name: f'"{name}"'.encode() for name in (*_PART_NAMES, SALT_FIELD)}
 _MODEL_TEXT = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 
 
@@ -36,6 +36,7 @@ class MalformedError(ValueError):
 
 class _ModelBody(msgspec.Struct):
     model: msgspec.Raw = ABSENT
+    cache_salt: msgspec.Raw = ABSENT
 
 
 class _ChatBody(_ModelBody):
@@ -45,7 +46,6 @@ class _ChatBody(_ModelBody):
     chat_template_kwargs: msgspec.Raw = ABSENT
     chat_template: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
-    cache_salt: msgspec.Raw = ABSENT
 
 
 BodyT = TypeVar("BodyT", bound=_ModelBody)
@@ -55,14 +55,27 @@ _CHAT_DECODER = msgspec.json.Decoder(_ChatBody)
 _TEXT_DECODER = msgspec.json.Decoder(str)
 
 
+NO_SALT = ""
+
+
 @dataclass(frozen=True, slots=True)
-class ChatHead:
-    """The parts of a chat completion that come before the first user turn, as raw JSON."""
+class RequestHead:
+    """What a request of any API says of itself.
+
+    ``salt`` is its cache salt: `NO_SALT` without one, None if it is nothing that an engine takes.
+    """
 
     model: str
+    salt: str | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatHead(RequestHead):
+    """The parts of a chat completion that come before the first user turn, as raw JSON."""
+
     parts: tuple[tuple[str, bytes], ...]
     ambiguous: bool
-    """Whether a name of a part stands twice somewhere, or in escapes."""
+    """Whether a name of a part, or of the salt, stands twice somewhere, or in escapes."""
 
     @property
     def key(self) -> bytes:
@@ -98,15 +111,23 @@ def read_chat(body: bytes) -> ChatHead:
     if model is None or not decoded.messages:
         raise MalformedError("no model or no messages")
     present = [name for name, _ in parts]
-    return ChatHead(model=model, parts=tuple(parts), ambiguous=_ambiguous(body, present))
+    if decoded.cache_salt:
+        present.append(SALT_FIELD)
+    return ChatHead(
+        model=model,
+        salt=_salt(decoded.cache_salt),
+        parts=tuple(parts),
+        ambiguous=_ambiguous(body, present),
+    )
 
 
-def read_model(body: bytes) -> str:
-    """Return the model that a request of any API names; raise `MalformedError`."""
-    model = _text(_decode(_MODEL_DECODER, body).model)
+def read_head(body: bytes) -> RequestHead:
+    """Return the head of a request of any API; raise `MalformedError`."""
+    decoded = _decode(_MODEL_DECODER, body)
+    model = _text(decoded.model)
     if model is None:
         raise MalformedError("no model")
-    return model
+    return RequestHead(model, _salt(decoded.cache_salt))
 
 
 def guess_model(start: bytes) -> str | None:
@@ -129,6 +150,12 @@ def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
         return decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise MalformedError("not a JSON object of the expected shape") from error
+
+
+def _salt(raw: msgspec.Raw) -> str | None:
+    if not raw or bytes(raw) == b"null":
+        return NO_SALT
+    return _text(raw) or None
 
 
 def _text(raw: msgspec.Raw) -> str | None:

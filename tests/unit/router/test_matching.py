@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from promptprefix.wire import RoutePrefix
 from promptprefix_router.matching import (
     FingerprintMemo,
     Match,
@@ -54,6 +55,48 @@ def test_both_versions_of_a_rollout_are_matched_by_name() -> None:
     table = routes(prefixes=(prefix(), prefix(fingerprint="pp1:x", token_digests=("d2",))))
     match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat(), prefix_name="p"), table)
     assert match.digests == {DIGEST, "d2"}
+
+
+SALT = "salt-of-tenant-a"
+SALTED = prefix(salt=SALT, token_digests=("salted",))
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "question", "digests"),
+    [
+        ((SALTED,), Question(PATH, chat(cache_salt=SALT)), {"salted"}),
+        ((SALTED,), Question(PATH, chat(cache_salt=SALT), prefix_name="p"), {"salted"}),
+        ((SALTED,), Question("/v1/messages", chat(cache_salt=SALT), prefix_name="p"), {"salted"}),
+        ((SALTED, prefix()), Question(PATH, chat(cache_salt=SALT)), {"salted"}),
+        ((SALTED, prefix()), Question(PATH, chat()), {DIGEST}),
+        ((SALTED, prefix()), Question(PATH, chat(cache_salt=None), prefix_name="p"), {DIGEST}),
+        ((SALTED,), Question(PATH, chat()), set()),
+        ((SALTED,), Question(PATH, chat(), prefix_name="p"), set()),
+        ((SALTED,), Question(PATH, chat(cache_salt=f"{SALT}x")), set()),
+        ((SALTED,), Question(PATH, chat(cache_salt="")), set()),
+        ((SALTED,), Question(PATH, chat(cache_salt=7)), set()),
+        ((prefix(),), Question(PATH, chat(cache_salt="")), set()),
+        ((SALTED,), Question("/v1/messages", chat(), prefix_name="p"), set()),
+        ((SALTED,), Question(PATH, chat(cache_salt=SALT)[:40], True, "p"), set()),
+        ((SALTED,), Question(PATH, chat(user=f'"cache_salt": "{SALT}"')), set()),
+        (
+            (SALTED,),
+            Question(PATH, chat(cache_salt="x")[:-1] + f',"cache_salt":"{SALT}"}}'.encode()),
+            set(),
+        ),
+    ],
+)
+def test_a_request_matches_what_is_salted_alike(
+    prefixes: tuple[RoutePrefix, ...], question: Question, digests: set[str]
+) -> None:
+    match = Matcher(FingerprintMemo(8)).match(question, routes(prefixes=prefixes))
+    assert match.digests == digests
+
+
+def test_salts_are_not_shown() -> None:
+    table = routes(prefixes=(SALTED,))
+    match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat(cache_salt=SALT)), table)
+    assert SALT not in f"{match!r} {table!r} {SALTED!r}"
 
 
 def test_nothing_is_computed_for_a_model_without_prefixes() -> None:

@@ -15,7 +15,7 @@ from promptprefix_router.request_head import (
     MalformedError,
     guess_model,
     read_chat,
-    read_model,
+    read_head,
 )
 
 from .samples import MODEL, PAYLOAD, chat, prefix
@@ -38,7 +38,6 @@ def test_the_key_ignores_what_follows_the_first_message() -> None:
         {"chat_template_kwargs": {"a": 1}},
         {"chat_template": "x"},
         {"documents": [{}]},
-        {"cache_salt": "s"},
         {"messages": [{"role": "system", "content": "other"}]},
     ],
 )
@@ -81,6 +80,8 @@ def test_what_is_no_chat_is_malformed(body: bytes) -> None:
     [
         b'{"model":"m","model":"m","messages":[{}]}',
         b'{"model":"m","messages":[{}],"tool\\u0073":[]}',
+        b'{"model":"m","messages":[{}],"cache_salt":"a","cache_salt":"b"}',
+        b'{"model":"m","messages":[{}],"cache_\\u0073alt":"a"}',
         b'{"model":"m","messages":[{}],"x":{"tools":1},"tools":[]}',
     ],
 )
@@ -93,9 +94,28 @@ def test_ordinary_escapes_are_not_doubtful() -> None:
 
 
 def test_the_model_of_any_request() -> None:
-    assert read_model(b'{"prompt":"x","model":"a/b"}') == "a/b"
+    assert read_head(b'{"prompt":"x","model":"a/b"}').model == "a/b"
     with pytest.raises(MalformedError):
-        read_model(b'{"prompt":"x"}')
+        read_head(b'{"prompt":"x"}')
+
+
+@pytest.mark.parametrize(
+    ("value", "salt"),
+    [("s1", "s1"), ("s\u00e9", "s\u00e9"), (None, ""), ("", None), (7, None), (["s"], None)],
+)
+def test_the_salt_of_a_request(value: object, salt: str | None) -> None:
+    assert read_chat(chat(cache_salt=value)).salt == salt
+    assert read_head(json.dumps({"model": "m", "cache_salt": value}).encode()).salt == salt
+
+
+def test_without_the_field_there_is_no_salt() -> None:
+    assert read_chat(chat()).salt == read_head(chat()).salt == ""
+
+
+def test_the_salt_is_neither_in_the_key_nor_shown() -> None:
+    salted = read_chat(chat(cache_salt="a-secret"))
+    assert salted.key == read_chat(chat()).key
+    assert "a-secret" not in repr(salted)
 
 
 @pytest.mark.parametrize(
