@@ -1,9 +1,7 @@
 """Peak windows: when the schedules of a resource hold it, and when that changes next.
 
-A schedule is a cron expression as Debian's cron reads it: where both day fields are restricted,
-one of them is enough. A time of day that the clocks skip opens at the first minute after the gap;
-one that comes twice opens at the first. Schedules that begin their minutes or hours with ``*``
-follow elapsed time instead. Durations and lead times are elapsed time.
+Durations and lead times are elapsed time: a window of 11 hours lasts 11 hours also in the night in
+which the clocks change.
 """
 
 from __future__ import annotations
@@ -15,19 +13,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from cronsim import CronSim, CronSimError
-
 from promptprefix.durations import parse_duration
 from promptprefix.resource import Window
+from promptprefix.schedule import Schedule, ScheduleError, read_schedule
 
 CAPACITY: Final = 4_096
 """Sets of windows that a `Calendar` remembers."""
 
-_FIELDS = 5
-_SECOND = timedelta(seconds=1)
-_FOLD = timedelta(hours=3)
-"""Longer than clocks are ever set back."""
-_REFERENCE = datetime(2024, 1, 1, tzinfo=UTC)
 _STEPS = 2_048
 """Openings that are looked at for the end of a time without a gap; a longer one has no end."""
 
@@ -50,34 +42,16 @@ class Peak:
     """A window that was read. Times are UTC, in whole seconds."""
 
     name: str
-    schedule: str
-    zone: ZoneInfo
+    schedule: Schedule
     duration: timedelta
     lead: timedelta
-
-    def last_opening(self, at: datetime) -> datetime | None:
-        """Return the latest opening that is not after ``at``."""
-        local = at.astimezone(self.zone)
-        # The second pass of a repeated hour reads as if the first one's openings were to come.
-        begin = at + (_FOLD if local.fold else _SECOND)
-        for opening in CronSim(self.schedule, begin.astimezone(self.zone), reverse=True):
-            if (found := opening.astimezone(UTC)) <= at:
-                return found
-        return None
-
-    def next_opening(self, at: datetime) -> datetime | None:
-        """Return the first opening after ``at``."""
-        for opening in CronSim(self.schedule, at.astimezone(self.zone)):
-            if (found := opening.astimezone(UTC)) > at:
-                return found
-        return None
 
     def end(self, at: datetime) -> datetime | None:
         """Return when the opening that holds at ``at``, lead time included, ends; None: none does.
 
         Of several it is the latest.
         """
-        opening = self.last_opening(at + self.lead)
+        opening = self.schedule.last(at + self.lead)
         if opening is None or (end := opening + self.duration) <= at:
             return None
         return end
@@ -114,25 +88,12 @@ def read_window(window: Window) -> Peak:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         problem = f"{window.timeZone} is no time zone that is known here; write one such as"
         raise WindowError("timeZone", f"{problem} Europe/Berlin") from None
-    fields = len(window.schedule.split())
-    if fields != _FIELDS or window.schedule.startswith("@"):
-        problem = f"has {fields} fields; write minute, hour, day of month, month and day of week"
-        raise WindowError("schedule", problem)
     try:
-        next(CronSim(window.schedule, _REFERENCE))
-    except CronSimError as error:
-        raise WindowError("schedule", _schedule_problem(str(error))) from None
-    except StopIteration:
-        raise WindowError("schedule", "never comes: no such day is in the calendar") from None
+        schedule = read_schedule(window.schedule, zone)
+    except ScheduleError as error:
+        raise WindowError("schedule", str(error)) from None
     lead = parse_duration(window.leadTime) if window.leadTime is not None else timedelta(0)
-    return Peak(window.name, window.schedule, zone, parse_duration(window.duration), lead)
-
-
-def _schedule_problem(told: str) -> str:
-    field = told.removeprefix("Bad ")
-    if field == "day-of-month":
-        return "its day of month is none of 1 to 31, or never comes in its months"
-    return f"its {field.replace('-', ' ')} can't be read"
+    return Peak(window.name, schedule, parse_duration(window.duration), lead)
 
 
 class Calendar:
@@ -180,13 +141,13 @@ def hours_of(windows: Sequence[Window], at: datetime) -> Hours:
             errors.append(f"spec.windows[{index}].{error.field}: {error.problem}")
     told = tuple(errors)
     for index, peak in enumerate(peaks):
-        opening = peak.last_opening(at)
+        opening = peak.schedule.last(at)
         if opening is not None and opening + peak.duration > at:
             change = _end(peaks, at)
-            stronger = (each.next_opening(at) for each in peaks[:index])
+            stronger = (each.schedule.next(at) for each in peaks[:index])
             until = _earliest((change, opening + peak.duration, *stronger))
             return Hours(window=peak.name, change=change, until=until, errors=told)
-    comings = [(opening, peak) for peak in peaks if (opening := peak.next_opening(at))]
+    comings = [(opening, peak) for peak in peaks if (opening := peak.schedule.next(at))]
     if leading := [(opens, peak.name) for opens, peak in comings if opens - peak.lead <= at]:
         opens, name = min(leading, key=lambda each: each[0])
         until = min(opening for opening, _ in comings)
