@@ -6,7 +6,7 @@ KV group, so memory is bounded by the heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -51,9 +51,7 @@ class HeadKey:
 
 @dataclass(frozen=True)
 class Residency:
-    """``tokens`` and ``copied`` count leading tokens that are proved cached: in the GPU's cache,
-    and in an offload tier.
-    """
+    """Leading tokens that are proved cached: ``tokens`` on the GPU, ``copied`` outside it."""
 
     standing: Standing = Standing.UNKNOWN
     tokens: int = 0
@@ -76,8 +74,10 @@ class _Block:
 
 @dataclass(slots=True)
 class _Head:
-    """``places`` maps group and first token to the block there. ``reported``: its blocks may be
-    told of by a request that found them, which says nothing of how many copies there are.
+    """``places`` maps group and first token to the block there.
+
+    ``reported``: its blocks may be told of by a request that found them, which says nothing of how
+    many copies there are.
     """
 
     tokens: bytes
@@ -130,7 +130,7 @@ class Index:
                     self._remove(event)
                 case Cleared():
                     self._clear()
-        self._settle()
+            self._settle()
 
     def forget(self) -> None:
         """Know nothing any more: events were missed, or the engine is another one."""
@@ -301,20 +301,26 @@ class Index:
 
 
 def _residency(head: _Head) -> Residency:
-    groups = head.places.values()
-    tokens = min((_leading(places, copies=False) for places in groups), default=0)
-    copied = min((_leading(places, copies=True) for places in groups), default=0)
     whole = len(head.tokens) // TOKEN_BYTES
+    tokens = min((_cached(places, whole) for places in head.places.values()), default=0)
+    copied = min((_copied(places, whole) for places in head.places.values()), default=0)
     return Residency(_standing(head, complete=tokens == whole), tokens, copied)
 
 
-def _leading(places: Mapping[int, _Block], *, copies: bool) -> int:
-    end = 0
-    while (block := places.get(end)) is not None:
-        if not (block.copies if copies else block.resident):
-            break
-        end = block.end
-    return end
+def _cached(places: Mapping[int, _Block], whole: int) -> int:
+    return _leading(places, whole, lambda block: block.resident)
+
+
+def _copied(places: Mapping[int, _Block], whole: int) -> int:
+    return _leading(places, whole, lambda block: bool(block.copies))
+
+
+def _leading(places: Mapping[int, _Block], whole: int, there: Callable[[_Block], bool]) -> int:
+    """Return how many leading tokens are there; all, if no further block fits into the head."""
+    end, size = 0, 1
+    while (block := places.get(end)) is not None and there(block):
+        size, end = block.end - block.start, block.end
+    return whole if end + size > whole else end
 
 
 def _standing(head: _Head, *, complete: bool) -> Standing:
