@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
 
 from promptprefix.lint import lint_payload
+from promptprefix_operator import annotation_warnings, pod_warnings
 from promptprefix_operator.api_server import ApiServer
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.control_api import Access, ControlApi
 from promptprefix_operator.controller import RECONNECT_S, SILENCE_S, Controller
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.events import Events
+from promptprefix_operator.events import Events, Notice
 from promptprefix_operator.handlers import Login, follow, registry_of
 from promptprefix_operator.identity import TokenReviewer
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import Observer
-from promptprefix_operator.pod_warnings import PodWarnings, uninjected_by_namespace
+from promptprefix_operator.pod_warnings import uninjected_by_namespace
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.settings import Settings
 from promptprefix_operator.sidecars import Sidecars
+from promptprefix_operator.standing_warnings import StandingWarnings
 from promptprefix_operator.status_tasks import StatusTasks
 from promptprefix_operator.status_writer import StatusWriter
 
@@ -52,7 +55,7 @@ class Leader:
     publication: Publication
     watches: tuple[NamespaceWatch, ...]
     statuses: StatusTasks
-    warnings: PodWarnings
+    warnings: tuple[StandingWarnings, ...]
     events: Events
     control: ControlApi
 
@@ -76,7 +79,8 @@ class Leader:
             ready()
             group.create_task(self.controller.run())
             group.create_task(self.statuses.run(passed))
-            group.create_task(self.warnings.run(passed))
+            for warnings in self.warnings:
+                group.create_task(warnings.run(passed))
             group.create_task(self.events.run())
 
     async def _first_readings(self) -> None:
@@ -105,8 +109,10 @@ def assemble(
     wake = asyncio.Event()
     cluster = Cluster(wake.set)
     sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
-    salts = Salts()
-    declarations = Declarations(lint_payload, salts)
+    salts, retention = Salts(), settings.retention
+    matches = Matches(utc_now, time.monotonic, wake.set, retention)
+    declarations = Declarations(lint_payload, salts, retention, matches.latest)
+    metrics.matched_versions.set_function(lambda: len(matches))
     publication = Publication(term)
     events = Events(api, metrics, utc_now, settings.identity)
     controller = Controller(
@@ -114,6 +120,7 @@ def assemble(
         sidecars=sidecars,
         declarations=declarations,
         publication=publication,
+        matches=matches,
         metrics=metrics,
         now=utc_now,
         clock=time.monotonic,
@@ -121,6 +128,7 @@ def assemble(
         resync_seconds=settings.resync_seconds,
         reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
         limits=settings.namespace_limits,
+        retention=retention,
         salted=salts.routed,
     )
     watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
@@ -132,12 +140,7 @@ def assemble(
         publication=publication,
         watches=tuple(watches.values()),
         statuses=_statuses(settings, api, cluster, controller, publication, events, metrics),
-        warnings=PodWarnings(
-            pods=lambda: cluster.pods,
-            states=lambda: {uid: each.state for uid, each in sidecars.connected().items()},
-            events=events,
-            clock=time.monotonic,
-        ),
+        warnings=_warnings(cluster, sidecars, events),
         events=events,
         control=ControlApi(
             reviewer=TokenReviewer(api, time.time, metrics.cached_tokens.set),
@@ -147,9 +150,23 @@ def assemble(
             known=lambda namespace: watches[namespace].known,
             content=declarations.payload,
             salt=salts.of,
+            matches=matches,
             metrics=metrics,
             settling=lambda: controller.settling,
         ),
+    )
+
+
+def _warnings(cluster: Cluster, sidecars: Sidecars, events: Events) -> tuple[StandingWarnings, ...]:
+    def of_pods() -> Iterable[Notice]:
+        states = {uid: each.state for uid, each in sidecars.connected().items()}
+        return pod_warnings.notices(cluster.pods, states)
+
+    def of_resources() -> Iterable[Notice]:
+        return annotation_warnings.notices(cluster.resources)
+
+    return tuple(
+        StandingWarnings(found, events, time.monotonic) for found in (of_pods, of_resources)
     )
 
 

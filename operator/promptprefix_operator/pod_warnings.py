@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from promptprefix.annotations import INJECT
 from promptprefix.fleet import Pod
 from promptprefix.wire import SidecarState
-from promptprefix_operator.event_budget import EventBudget
-from promptprefix_operator.events import Events, Notice, pod_subject
+from promptprefix_operator.events import Notice, pod_subject
 
 NOT_INJECTED = "NotInjected"
 READY_WITHOUT_PREFIXES = "ReadyWithoutPrefixes"
-
-BURST = 100
-SECONDS_EACH = 10.0
 
 _NOT_INJECTED = (
     f"The label {INJECT}=true asks for the promptprefix sidecar, but the pod has none: when it was "
@@ -50,41 +46,3 @@ def notices(pods: Mapping[str, Pod], states: Mapping[str, SidecarState]) -> Iter
             epoch = state.engine.epoch or "unknown"
             message = _READY_WITHOUT_PREFIXES
             yield Notice(subject, "Warning", READY_WITHOUT_PREFIXES, message, once=epoch)
-
-
-class PodWarnings:
-    """Posts each notice once; at most `BURST` at once and then one every `SECONDS_EACH`.
-
-    ``states`` returns the reports of the connected sidecars by pod uid. Told notices are
-    remembered as long as they hold.
-    """
-
-    def __init__(
-        self,
-        *,
-        pods: Callable[[], Mapping[str, Pod]],
-        states: Callable[[], Mapping[str, SidecarState]],
-        events: Events,
-        clock: Callable[[], float],
-    ) -> None:
-        self._pods = pods
-        self._states = states
-        self._events = events
-        self._budget = EventBudget(clock, BURST, SECONDS_EACH)
-        self._told: set[Notice] = set()
-
-    def step(self) -> None:
-        """Post what was not told yet, as far as the budget goes."""
-        found = set(notices(self._pods(), self._states()))
-        self._told &= found
-        for notice in sorted(found - self._told, key=lambda each: each.subject.uid):
-            if not self._budget.take():
-                return
-            self._events.post(notice)
-            self._told.add(notice)
-
-    async def run(self, passed: Callable[[], Awaitable[None]]) -> None:
-        """Look after each pass, for ever."""
-        while True:
-            self.step()
-            await passed()

@@ -10,12 +10,8 @@ from promptprefix.fleet import Pod
 from promptprefix.wire import EngineState, SidecarState
 from promptprefix_operator.events import Notice
 from promptprefix_operator.manifests import pod_of
-from promptprefix_operator.pod_warnings import (
-    BURST,
-    SECONDS_EACH,
-    PodWarnings,
-    uninjected_by_namespace,
-)
+from promptprefix_operator.pod_warnings import notices, uninjected_by_namespace
+from promptprefix_operator.standing_warnings import BURST, SECONDS_EACH, StandingWarnings
 
 ASKS = {"promptprefix.dev/inject": "true"}
 SIDECAR = {"initContainers": [{"name": "other"}, {"name": "promptprefix-sidecar"}]}
@@ -62,9 +58,8 @@ class Bench:
         self.pods: dict[str, Pod] = {}
         self.states: dict[str, SidecarState] = {}
         self.posted: list[Notice] = []
-        self.warnings = PodWarnings(
-            pods=lambda: self.pods,
-            states=lambda: self.states,
+        self.warnings = StandingWarnings(
+            found=lambda: notices(self.pods, self.states),
             events=self,  # type: ignore[arg-type]
             clock=lambda: self.now,
         )
