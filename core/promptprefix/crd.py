@@ -41,6 +41,12 @@ COLUMNS: tuple[dict[str, Any], ...] = (
         "description": "Tokens of the reusable head.",
     },
     {
+        "name": "Window",
+        "type": "string",
+        "jsonPath": ".status.activeWindow",
+        "description": "Name of the peak window that is open.",
+    },
+    {
         "name": "Fingerprint",
         "type": "string",
         "jsonPath": ".status.fingerprint",

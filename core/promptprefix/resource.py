@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from promptprefix.durations import DURATION_PATTERN, DURATION_RULE, parse_duration
+from promptprefix.durations import DURATION_PATTERN, parse_duration
 from promptprefix.payload import Payload
-from promptprefix.schema import Strict, cel, rules
+from promptprefix.schedule import CRON_PATTERN
+from promptprefix.schema import Schema, Strict, cel, rules
 from promptprefix.selector import DNS_NAME
 from promptprefix.selector import LabelRequirement as LabelRequirement
 from promptprefix.selector import LabelSelector as LabelSelector
@@ -34,6 +35,8 @@ MAX_TEXT = 262_144
 MAX_REPLICAS = 10_000
 MAX_PRIORITY = 1_000
 MAX_WINDOWS = 16
+MAX_HOURS = 8_784
+"""Hours of a window, a lead time and an idle time: a leap year."""
 MAX_VERSIONS = 3
 MAX_PROBLEMS = 10
 MAX_LINT = 20
@@ -243,21 +246,27 @@ def _number_share_or_all(value: object) -> object:
     raise ValueError(REPLICAS_RULE)
 
 
-def _positive(value: object) -> object:
-    if isinstance(value, str) and parse_duration(value) <= timedelta(0):
-        raise ValueError("must be longer than 0s")
+_DURATION_BOUNDS = f"must be longer than 0s and at most {MAX_HOURS}h"
+
+
+def _bounded(value: object) -> object:
+    if isinstance(value, str):
+        duration = parse_duration(value)
+        if not timedelta(0) < duration <= timedelta(hours=MAX_HOURS):
+            raise ValueError(_DURATION_BOUNDS)
     return value
+
+
+def _bounds(field: str) -> Schema:
+    """Return the rule that refuses a ``field`` which is too short or too long."""
+    rule = f"duration(self) > duration('0s') && duration(self) <= duration('{MAX_HOURS}h')"
+    return rules(cel(rule, f"{field} {_DURATION_BOUNDS}"))
 
 
 Duration = Annotated[
     str,
-    Field(
-        min_length=2,
-        max_length=20,
-        pattern=DURATION_PATTERN,
-        json_schema_extra=rules(cel("duration(self) > duration('0s')", DURATION_RULE)),
-    ),
-    BeforeValidator(_positive),
+    Field(min_length=2, max_length=20, pattern=DURATION_PATTERN),
+    BeforeValidator(_bounded),
 ]
 
 
@@ -280,18 +289,36 @@ class Window(Strict):
                 r"self.matches('^\\S+( +\\S+){4}$')",
                 "schedule must be a cron expression of five fields: minute hour day-of-month month "
                 "day-of-week",
-            )
+            ),
+            cel(
+                f"!self.matches('^\\\\S+( +\\\\S+){{4}}$') || self.matches('{CRON_PATTERN}')",
+                "schedule must have minutes 0-59, hours 0-23, days of the month 1-31, months 1-12 "
+                "or JAN-DEC and days of the week 0-7 or SUN-SAT, each *, a value, a range, a list "
+                "or with a step",
+            ),
         ),
     )
-    duration: Duration = Field(description="How long it stays open.")
+    duration: Duration = Field(
+        description="How long it stays open.", json_schema_extra=_bounds("duration")
+    )
     timeZone: str = Field(  # noqa: N815
         default="UTC",
         min_length=1,
         max_length=64,
+        pattern=r"^[A-Za-z][A-Za-z0-9_+/-]*$",
         description="IANA time zone of the schedule, such as Europe/Berlin.",
+        json_schema_extra=rules(
+            cel(
+                "self != 'Local' && timestamp('2026-01-01T00:00:00Z').getHours(self) >= 0",
+                "timeZone must be an IANA time zone that the API server knows, such as "
+                "Europe/Berlin",
+            )
+        ),
     )
     leadTime: Duration | None = Field(  # noqa: N815
-        default=None, description="How long before it opens warming begins."
+        default=None,
+        description="How long before it opens warming begins.",
+        json_schema_extra=_bounds("leadTime"),
     )
 
 
@@ -342,6 +369,7 @@ class PromptPrefixSpec(Strict):
         description="Outside peak windows the prefix is held for this long after its latest match; "
         "each match starts the time anew. Absent: released at a window's end; without windows "
         "always held.",
+        json_schema_extra=_bounds("idleTTL"),
     )
     onIdle: OnIdle = Field(  # noqa: N815
         default=OnIdle.KEEP,

@@ -11,9 +11,11 @@ because its own enumeration goes astray where clocks change at midnight or by ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Final
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -26,6 +28,28 @@ _SAMPLE = timedelta(days=7)
 """Shorter than any zone keeps an offset."""
 _REFERENCE = datetime(2024, 1, 1)
 """A time of day, in no zone; any does."""
+
+
+_RANGES = (
+    r"[0-5]?[0-9]",
+    r"([01]?[0-9]|2[0-3])",
+    r"(0?[1-9]|[12][0-9]|3[01])",
+    r"(0?[1-9]|1[0-2]|JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC)",
+    r"([0-7]|SUN|MON|TUE|WED|THU|FRI|SAT)",
+)
+_SPECIALS = ("", "", "|LW?", "", "|[0-7]L|([0-7]|SUN|MON|TUE|WED|THU|FRI|SAT)#[1-5]")
+"""What else a field may say: the last day or working day of the month, its last or nth weekday."""
+
+
+def _field(value: str, special: str) -> str:
+    term = rf"(([*]|{value}(-{value})?)(/[1-9][0-9]?)?{special})"
+    return f"{term}(,{term})*"
+
+
+CRON_PATTERN: Final = "^(?i){}$".format(
+    " +".join(_field(*each) for each in zip(_RANGES, _SPECIALS, strict=True))
+)
+"""Regular expression (RE2, without backslashes) of a cron expression."""
 
 
 class ScheduleError(ValueError):
@@ -153,8 +177,8 @@ def read_schedule(expression: str, zone: ZoneInfo) -> Schedule:
     fields = expression.split()
     if len(fields) != _FIELDS:
         raise ScheduleError(
-            f"has {len(fields)} fields where a cron expression has five: minute, hour, day of "
-            "month, month, day of week"
+            "must be a cron expression of five fields: minute, hour, day of month, month and day "
+            f"of week; it has {len(fields)}"
         )
     try:
         next(CronSim(expression, _REFERENCE))
@@ -173,7 +197,7 @@ def _problem(told: str, fields: list[str]) -> str:
         return "is no cron expression"
     text = fields[names.index(name)]
     words = name.replace("-", " ")
-    if name == "day-of-month" and text.replace(",", "").isdigit() and int(text.split(",")[0]) < 32:
+    if name == "day-of-month" and re.fullmatch(r"3[01]([,/-]3[01])*", text):
         return f"never comes: no month that it names has the {words} {text}"
     return f"its {words}, {text}, can't be read"
 

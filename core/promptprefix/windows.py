@@ -20,8 +20,10 @@ from promptprefix.schedule import Schedule, ScheduleError, read_schedule
 CAPACITY: Final = 4_096
 """Sets of windows that a `Calendar` remembers."""
 
-_STEPS = 2_048
-"""Openings that are looked at for the end of a time without a gap; a longer one has no end."""
+_STEPS = 512
+_HORIZON = timedelta(days=35)
+"""Openings without a gap between them are followed for so many and so long; their end, if it is
+farther away, is told when it is nearer."""
 
 
 class WindowError(ValueError):
@@ -164,6 +166,8 @@ def _end(peaks: Sequence[Peak], at: datetime) -> datetime | None:
         reached = max((found for peak in peaks if (found := peak.end(end))), default=None)
         if reached is None:
             return end
+        if end - at > _HORIZON:
+            return None
         end = reached
     return None
 
