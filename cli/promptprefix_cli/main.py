@@ -6,13 +6,16 @@ Exit status: 0 fine, 1 findings, 2 bad usage or input.
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix_cli.declared import Declared, declared_prefixes
 from promptprefix_cli.input_error import InputError
+from promptprefix_cli.orders import OrderError, give, order_of, run_kubectl
 from promptprefix_cli.report import Output, fingerprint_report, lint_report
 from promptprefix_cli.stream import read_documents
 
@@ -40,11 +43,21 @@ Files = Annotated[
 OutputOption = Annotated[
     Output, typer.Option("-o", "--output", help="text for people, json or yaml for machines.")
 ]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of PromptPrefixes.")]
+NamespaceOption = Annotated[
+    str, typer.Option("-n", "--namespace", help="Their namespace; empty: kubectl's own.")
+]
+ContextOption = Annotated[str, typer.Option("--context", help="A context of the kubeconfig.")]
+LastingOption = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="How long, such as 2h or 1h30m; else no end."),
+]
+OffOption = Annotated[bool, typer.Option("--off", help="Take the order back.")]
 
 
 @app.callback()
 def program() -> None:
-    """Look at prompt prefixes before they are applied."""
+    """Look at prompt prefixes before they are applied, and give orders to those that are."""
 
 
 @app.command()
@@ -60,6 +73,46 @@ def lint(files: Files, output: OutputOption = Output.TEXT) -> None:
     typer.echo(lint_report(results, output), nl=False)
     if any(found for _, found in results):
         raise typer.Exit(FINDINGS)
+
+
+@app.command()
+def warm(
+    names: Names,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+    lasting: LastingOption = None,
+    off: OffOption = False,
+) -> None:
+    """Hold prefixes warm now, whatever their windows and idle times say."""
+    _give(WARM_NOW, names, namespace, context, lasting, off)
+
+
+@app.command()
+def unpin(
+    names: Names,
+    namespace: NamespaceOption = "",
+    context: ContextOption = "",
+    lasting: LastingOption = None,
+    off: OffOption = False,
+) -> None:
+    """Give the pins of prefixes up now; their blocks are left to the engine's LRU."""
+    _give(UNPIN, names, namespace, context, lasting, off)
+
+
+def _give(
+    annotation: str, names: list[str], namespace: str, context: str, lasting: str | None, off: bool
+) -> None:
+    options = [
+        *([f"--namespace={namespace}"] if namespace else []),
+        *([f"--context={context}"] if context else []),
+    ]
+    try:
+        order = order_of(annotation, lasting, off, datetime.now(UTC))
+        for line in give(order, names, options, run_kubectl):
+            typer.echo(line)
+    except OrderError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
 
 
 def _read(files: list[Path]) -> list[Declared]:

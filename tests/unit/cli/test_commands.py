@@ -214,7 +214,7 @@ BAD_INPUT: tuple[tuple[str | bytes, str], ...] = (
     (request() + "\n{oops}\n", "-: line 2: not JSON: "),
     ('{"a": 1}', "- document 1: kind: is missing"),
     (prefix(replicas=0), "(PromptPrefix ml/p): spec.replicas: replicas must be a number from 1"),
-    (prefix(replicas="2"), "spec.replicas: replicas must be a number from 1 to 10000, a percentage"),
+    (prefix(replicas="2"), "spec.replicas: replicas must be a number from 1 to 10000, a perc"),
     (prefix(pinning="hard"), "spec.pinning: Input should be 'Hard', 'Soft' or 'None'"),
     (prefix(window=[]), "spec.window: unknown field; remove it or check its spelling"),
     (prefix(pods={}), "spec.pods.selector: is missing; add it"),
