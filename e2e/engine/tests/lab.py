@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,6 +130,7 @@ class Lab:
         max_tokens: int = 1,
         extra: dict[str, Any] | None = None,
         salt: str | None = None,
+        lora: Any = None,
     ) -> str:
         self.numbers += 1
         name = f"r{self.numbers}"
@@ -141,6 +142,7 @@ class Lab:
                 sampling_params=parameters,
                 pooling_params=None,
                 cache_salt=salt,
+                lora_request=lora,
                 block_hasher=get_request_block_hasher(SIZE, sha256),
             )
         )
@@ -173,6 +175,21 @@ class Lab:
                 if item.finish_reason is not None:
                     self.finished.add(item.request_id)
                     self.answers[item.request_id] = item.kv_transfer_params
+
+    def check(self) -> None:
+        """Every block is referenced by exactly those that use it: requests, pins, late frees."""
+        uses: Counter[int] = Counter()
+        for name in self.scheduler.requests:
+            for group in self.scheduler.kv_cache_manager.get_blocks(name).blocks:
+                uses.update(block.block_id for block in group if not block.is_null)
+        for _, blocks in self.scheduler.deferred_frees:
+            uses.update(block.block_id for block in blocks)
+        uses.update({item.block.block_id for pin in self.table.pins for item in pin.held})
+        references = {block.block_id: block.ref_cnt for block in self.pool.blocks[1:]}
+        assert {number: count for number, count in references.items() if count} == dict(uses)
+        free = [block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()]
+        assert len(free) == len(set(free)) == self.pool.get_num_free_blocks()
+        assert set(free) == {number for number, count in references.items() if not count}
 
     def run(self, limit: int = 400) -> None:
         """Until nothing is left to do; a hang is a failure."""
