@@ -11,7 +11,14 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from promptprefix.durations import DURATION_PATTERN, parse_duration
 from promptprefix.payload import Payload
@@ -394,6 +401,13 @@ class PromptPrefixSpec(Strict):
         default=False,
         description="True releases the prefix on all pods and stops warming until false again.",
     )
+
+    @field_validator("windows")
+    @classmethod
+    def _named_apart(cls, windows: list[Window]) -> list[Window]:
+        if len({window.name for window in windows}) < len(windows):
+            raise ValueError("two windows have the same name")
+        return windows
 
     def pods_wanted(self, eligible: int) -> int:
         """Return on how many of so many ``eligible`` pods the prefix is wanted."""

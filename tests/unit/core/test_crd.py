@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import BaseModel
 
 from promptprefix import resource
 from promptprefix.crd import custom_resource_definition, root_schema
+from promptprefix.schedule import CRON_PATTERN, ScheduleError, read_schedule
 from promptprefix.schema import SchemaError, structural_schema
 
 
@@ -34,7 +36,9 @@ def test_names_and_subresource() -> None:
     assert (spec["scope"], spec["names"]["shortNames"]) == ("Namespaced", ["pp"])
     assert version["subresources"] == {"status": {}}
     columns = [(c["name"], c.get("priority", 0)) for c in version["additionalPrinterColumns"]]
-    assert columns == [("Ready", 0), ("Warm", 0), ("Tokens", 0), ("Fingerprint", 1), ("Age", 0)]
+    assert columns == [
+        ("Ready", 0), ("Warm", 0), ("Tokens", 0), ("Window", 0), ("Fingerprint", 1), ("Age", 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", [path for path in PLACES if path])
@@ -94,10 +98,42 @@ def test_rules_have_messages_and_look_before_they_read(path: str) -> None:
         assert all(f"has(self.{name})" in rule["rule"] for name in read & optional)
 
 
-def test_fields_of_later_versions_are_absent() -> None:
+def test_fields() -> None:
     assert set(root_schema()["properties"]["spec"]["properties"]) == {
-        "model", "pods", "content", "replicas", "pinning", "lint", "suspend",
+        "model", "pods", "content", "cacheSaltRef", "replicas", "priority", "pinning", "idleTTL",
+        "onIdle", "windows", "lint", "suspend",
     }  # fmt: skip
+
+
+SCHEDULES = [
+    ("30 7 * * MON-FRI", True),
+    ("*/15 8-18 1,15 jan-mar *", True),
+    ("0-30/5 0 * * 0", True),
+    ("0 0 LW * *", True),
+    ("0 0 * * 5L,fri#2", True),
+    ("00 07 29 2 *", True),
+    ("60 * * * *", False),
+    ("* 24 * * *", False),
+    ("0 0 0 * *", False),
+    ("0 0 32 * *", False),
+    ("0 0 * 13 *", False),
+    ("0 0 * * 8", False),
+    ("0 0 ? * *", False),
+    ("0 0 * * MON,", False),
+    ("0 0 * * *  ", False),
+    ("0 0 0 0 0 0", False),
+]
+
+
+@pytest.mark.parametrize(("schedule", "accepted"), SCHEDULES)
+def test_the_rule_on_schedules_is_that_of_the_reader(schedule: str, accepted: bool) -> None:
+    pattern = re.compile(CRON_PATTERN.replace("^(?i)", "(?i)^"))
+    assert bool(pattern.search(schedule)) is accepted
+    if accepted:
+        assert read_schedule(schedule, ZoneInfo("UTC")).expression == schedule
+    elif schedule == schedule.strip():
+        with pytest.raises(ScheduleError):
+            read_schedule(schedule, ZoneInfo("UTC"))
 
 
 def test_defaults() -> None:
@@ -109,8 +145,12 @@ def test_defaults() -> None:
     assert defaults == {
         ".spec.content.inline.toolDefinitions": "[]",
         ".spec.content.inline.chatTemplateOptions": "{}",
+        ".spec.cacheSaltRef.key": "salt",
         ".spec.replicas": "All",
+        ".spec.priority": 0,
         ".spec.pinning": "Hard",
+        ".spec.onIdle": "Keep",
+        ".spec.windows[].timeZone": "UTC",
         ".spec.lint": {"policy": "Warn"},
         ".spec.lint.policy": "Warn",
         ".spec.suspend": False,

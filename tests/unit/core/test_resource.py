@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from promptprefix.resource import LabelSelector, Pinning, PromptPrefixSpec
+from promptprefix.resource import LabelSelector, OnIdle, Pinning, PromptPrefixSpec
 
 
 def spec(**fields: Any) -> dict[str, Any]:
@@ -18,6 +18,12 @@ def spec(**fields: Any) -> dict[str, Any]:
         "content": {"inline": {"systemInstructions": "x"}},
         **fields,
     }
+
+
+def window(**fields: str) -> dict[str, Any]:
+    """Return a good window with fields replaced."""
+    good = {"name": "office", "schedule": "30 7 * * MON-FRI", "duration": "11h"}
+    return {"windows": [good | fields]}
 
 
 def selector(**fields: Any) -> dict[str, Any]:
@@ -53,15 +59,30 @@ def expression(**fields: Any) -> dict[str, Any]:
         ({"replicas": -1}, "replicas"),
         ({"replicas": 10_001}, "replicas"),
         ({"replicas": "2"}, "replicas"),
-        ({"replicas": "50%"}, "replicas"),
+        ({"replicas": "0%"}, "replicas"),
+        ({"replicas": "101%"}, "replicas"),
+        ({"replicas": "050%"}, "replicas"),
         ({"replicas": True}, "replicas"),
         ({"replicas": 1.0}, "replicas"),
         ({"replicas": None}, "replicas"),
         ({"pinning": "hard"}, "pinning"),
         ({"lint": {"ignore": ["Short Prefix"]}}, "lint.ignore.0"),
-        ({"priority": 1}, "priority"),
-        ({"windows": []}, "windows"),
-        ({"idleTTL": "600s"}, "idleTTL"),
+        ({"priority": 1_001}, "priority"),
+        ({"priority": -1_001}, "priority"),
+        ({"idleTTL": "0s"}, "idleTTL"),
+        ({"idleTTL": "10"}, "idleTTL"),
+        ({"idleTTL": "-5m"}, "idleTTL"),
+        ({"idleTTL": "8785h"}, "idleTTL"),
+        ({"onIdle": "Drop"}, "onIdle"),
+        ({"cacheSaltRef": {"key": "salt"}}, "cacheSaltRef.name"),
+        (window(name="Office"), "windows.0.name"),
+        (window(duration="0h0m"), "windows.0.duration"),
+        (window(duration="9000h"), "windows.0.duration"),
+        (window(leadTime="0s"), "windows.0.leadTime"),
+        (window(timeZone="../etc"), "windows.0.timeZone"),
+        (window(schedule="@daily"), "windows.0.schedule"),
+        ({"windows": window()["windows"] * 2}, "windows"),
+        ({"normalizeRequests": True}, "normalizeRequests"),
     ],
 )  # fmt: skip
 def test_refused(fields: dict[str, Any], place: str) -> None:
@@ -70,14 +91,19 @@ def test_refused(fields: dict[str, Any], place: str) -> None:
     assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [place]
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 10_000, "All"])
-def test_replicas(replicas: int | str) -> None:
-    assert PromptPrefixSpec.model_validate(spec(replicas=replicas)).replicas == replicas
+@pytest.mark.parametrize(
+    ("replicas", "wanted"),
+    [(1, 1), (2, 2), (10_000, 10_000), ("All", 7), ("1%", 1), ("50%", 4), ("100%", 7)],
+)
+def test_replicas(replicas: int | str, wanted: int) -> None:
+    read = PromptPrefixSpec.model_validate(spec(replicas=replicas))
+    assert (read.replicas, read.pods_wanted(7)) == (replicas, wanted)
 
 
 def test_defaults() -> None:
     smallest = PromptPrefixSpec.model_validate(spec())
     assert (smallest.replicas, smallest.pinning, smallest.suspend) == ("All", Pinning.HARD, False)
+    assert (smallest.windows, smallest.idleTTL, smallest.onIdle) == ([], None, OnIdle.KEEP)
     assert smallest.content.inline is not None
     assert smallest.content.inline.payload().tools == []
 
