@@ -16,16 +16,22 @@ EARLIER_KEPT = MAX_VERSIONS - 1
 """Versions that are remembered beside the one in force."""
 
 MATCH_STEP = timedelta(minutes=5)
-"""``lastMatched`` in a status lags by less than this; so matches alone write it seldom."""
+"""``lastMatched`` in a status moves by at least this, so that matches alone write it seldom;"""
+MATCH_LAG = MATCH_STEP - timedelta(seconds=1)
+"""and lags by at most this."""
 
 
 def kept_until(
     version: Version, last_matched: datetime | None, retention: Retention = DEFAULT_RETENTION
 ) -> datetime | None:
-    """Return when a replaced version is no longer kept; None: it was not replaced."""
+    """Return when a replaced version is no longer kept; None: it was not replaced.
+
+    ``last_matched`` is what engines tell, beside the version's own.
+    """
     if version.superseded is None:
         return None
-    used = max(version.superseded, last_matched or version.superseded)
+    times = (version.superseded, version.last_matched, last_matched)
+    used = max(at for at in times if at is not None)
     return min(used + retention.idle, version.superseded + retention.max_age)
 
 
@@ -35,7 +41,7 @@ def retained(
     now: datetime,
     retention: Retention = DEFAULT_RETENTION,
 ) -> bool:
-    """Return whether a version is still kept; ``last_matched`` is the latest match known."""
+    """Return whether a version is still kept; ``last_matched`` is as in `kept_until`."""
     end = kept_until(version, last_matched, retention)
     return end is None or now < end
 

@@ -231,11 +231,20 @@ class Match(Wire):
 
 
 class MatchReport(Wire):
-    """What a router has matched since its last report that was taken in.
+    """What a router of ``tenant`` has matched since its last report that was taken in.
 
     ``sent`` is the router's clock at sending, in Unix seconds: ages count by it, so that clocks
-    that differ do no harm.
+    that differ do no harm. ``term`` is that of the leader that knows all the matches before; 0 if
+    none does, or if there are more than one report holds.
     """
 
+    tenant: str = Field(max_length=63)
     sent: float
+    term: int = 0
     matches: tuple[Match, ...] = Field(default=(), max_length=MAX_MATCHES)
+
+
+class MatchAnswer(Wire):
+    """The term of the leader that took a report in; one that is new to a router knows no others."""
+
+    term: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 from aiohttp import web
@@ -14,10 +15,13 @@ from promptprefix.payload import Payload
 from promptprefix.wire import (
     CONTENT_PATH,
     LONG_POLL_S,
+    MATCHES_PATH,
     ROUTES_PATH,
     SALT_PATH,
     STANDBY_STATUS,
     SYNC_PATH,
+    MatchAnswer,
+    MatchReport,
     Revision,
     Salt,
     SyncRequest,
@@ -25,6 +29,7 @@ from promptprefix.wire import (
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.identity import Caller, Reviewer
 from promptprefix_operator.manifests import explain
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
@@ -35,6 +40,7 @@ BODY_SECONDS = 15.0
 
 log = structlog.get_logger(__name__)
 
+Message = TypeVar("Message", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -65,6 +71,7 @@ class ControlApi:
         known: Callable[[str], bool],
         content: Callable[[str], Payload | None],
         salt: Callable[[str], str | None],
+        matches: Matches,
         metrics: Metrics,
         settling: Callable[[], bool] = lambda: False,
         hold_seconds: float = LONG_POLL_S,
@@ -76,6 +83,7 @@ class ControlApi:
         self._known = known
         self._content = content
         self._salt = salt
+        self._matches = matches
         self._metrics = metrics
         self._settling = settling
         self._hold_seconds = hold_seconds
@@ -98,7 +106,7 @@ class ControlApi:
 
     async def _answer_sync(self, request: web.Request) -> web.Response:
         pod = await self._pod(request)
-        question = await _read(request)
+        question = await _read(request, SyncRequest)
         self._check_term(question.revision)
         passes = self._publication.passes
         try:
@@ -149,12 +157,7 @@ class ControlApi:
 
     async def routes(self, request: web.Request) -> web.StreamResponse:
         """Answer a router's question for the route table."""
-        caller = await self._caller(request)
-        if f"{caller.namespace}/{caller.account}" not in self._access.routers:
-            raise web.HTTPForbidden(
-                text=f"ServiceAccount {caller.namespace}/{caller.account} is no router: "
-                "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
-            )
+        await self._router(request)
         revision = _revision(request)
         self._check_term(revision)
         await self._until(lambda: self._has_routes_for(revision))
@@ -163,6 +166,27 @@ class ControlApi:
         if not self._has_routes_for(revision):
             return web.Response(status=204)
         return _json(self._publication.routes)
+
+    async def matches(self, request: web.Request) -> web.StreamResponse:
+        """Take in what a router has matched."""
+        try:
+            report = await self._answer_matches(request)
+        except web.HTTPException as error:
+            self._metrics.match_reports.labels(str(error.status)).inc()
+            raise
+        whole = report.term == self._publication.term
+        self._metrics.match_reports.labels("taken" if whole else "asked-again").inc()
+        return _json(MatchAnswer(term=self._publication.term))
+
+    async def _answer_matches(self, request: web.Request) -> MatchReport:
+        await self._router(request)
+        report = await _read(request, MatchReport)
+        if report.tenant not in self._access.namespaces:
+            raise web.HTTPForbidden(text=_unserved(report.tenant))
+        self._matches.take(report)
+        if report.term == self._publication.term:
+            self._matches.hear(report.tenant)
+        return report
 
     def _has_routes_for(self, revision: Revision | None) -> bool:
         """Whether there is a table for a router that has another leader's, ours, or none.
@@ -196,15 +220,20 @@ class ControlApi:
     async def _pod(self, request: web.Request) -> Caller:
         caller = await self._caller(request)
         if caller.namespace not in self._access.namespaces:
-            raise web.HTTPForbidden(
-                text=f"namespace {caller.namespace} is not served: "
-                "add it to the operator's NAMESPACES"
-            )
+            raise web.HTTPForbidden(text=_unserved(caller.namespace))
         if not caller.pod_uid:
             raise web.HTTPForbidden(
                 text="the token is not bound to a pod: use a projected serviceAccountToken volume"
             )
         return caller
+
+    async def _router(self, request: web.Request) -> None:
+        caller = await self._caller(request)
+        if f"{caller.namespace}/{caller.account}" not in self._access.routers:
+            raise web.HTTPForbidden(
+                text=f"ServiceAccount {caller.namespace}/{caller.account} is no router: "
+                "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
+            )
 
     async def _caller(self, request: web.Request) -> Caller:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -250,6 +279,7 @@ def control_application(leading: Callable[[], ControlApi | None]) -> web.Applica
     app.router.add_get(CONTENT_PATH + "/{digest:[0-9a-f]{64}}", of(ControlApi.payload))
     app.router.add_get(SALT_PATH + "/{placement:[-0-9A-Za-z]{1,128}}", of(ControlApi.salt))
     app.router.add_get(ROUTES_PATH, of(ControlApi.routes))
+    app.router.add_post(MATCHES_PATH, of(ControlApi.matches))
     return app
 
 
@@ -261,7 +291,11 @@ def _misdirected() -> web.Response:
     return response
 
 
-async def _read(request: web.Request) -> SyncRequest:
+def _unserved(namespace: str) -> str:
+    return f"namespace {namespace} is not served: add it to the operator's NAMESPACES"
+
+
+async def _read(request: web.Request, model: type[Message]) -> Message:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.read()
@@ -270,7 +304,7 @@ async def _read(request: web.Request) -> SyncRequest:
             text=f"the body did not come in {BODY_SECONDS:g} s", headers={"Connection": "close"}
         ) from error
     try:
-        return SyncRequest.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise web.HTTPBadRequest(text=explain(error, "body")) from error
 

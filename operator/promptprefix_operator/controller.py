@@ -13,13 +13,14 @@ from datetime import datetime
 
 import structlog
 
-from promptprefix.fleet import Limits, Prefix, Snapshot
+from promptprefix.fleet import DEFAULT_RETENTION, Limits, Prefix, Retention, Snapshot
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
 from promptprefix.wire import RoutePrefix
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics, Warmth
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars
@@ -51,6 +52,7 @@ class Controller:
         sidecars: Sidecars,
         declarations: Declarations,
         publication: Publication,
+        matches: Matches,
         metrics: Metrics,
         now: Callable[[], datetime],
         clock: Callable[[], float],
@@ -58,20 +60,24 @@ class Controller:
         resync_seconds: float,
         reconnect_seconds: float = RECONNECT_S,
         limits: Mapping[str, Limits] | None = None,
+        retention: Retention = DEFAULT_RETENTION,
         salted: SaltedRoutes | None = None,
     ) -> None:
         self._cluster = cluster
         self._sidecars = sidecars
         self._declarations = declarations
         self._publication = publication
+        self._matches = matches
         self._metrics = metrics
         self._now = now
         self._clock = clock
         self._wake = wake
         self._resync_seconds = resync_seconds
         self._limits: Mapping[str, Limits] = limits or {}
+        self._retention = retention
         self._salted: SaltedRoutes = salted or (lambda routes, _: routes)
         self._settled_at = clock() + reconnect_seconds
+        self._wake_at: datetime | None = None
         self._passed: float | None = None
         self._planned_seconds = 0.0
         self._timer = WarmTimer(clock, metrics.apply_to_warm.observe)
@@ -109,21 +115,24 @@ class Controller:
         """Observe, plan and publish once; a plan that fails leaves the one before in force."""
         began = self._clock()
         try:
-            snapshot = self._observe()
-            made = plan(snapshot, self._now())
+            now = self._now()
+            snapshot = self._observe(now)
+            made = plan(snapshot, now)
         except (ValueError, LookupError, TypeError) as error:
             self._metrics.plan_errors.inc()
             log.error("plan failed", error=type(error).__name__, exc_info=True)
             return
-        self._execute(snapshot, made)
+        self._execute(snapshot, made, now)
         self._metrics.connected_sidecars.set(len(snapshot.sidecars))
         self._passed = self._clock()
         self._planned_seconds = self._passed - began
         self._metrics.plan_seconds.observe(self._planned_seconds)
 
-    def _observe(self) -> Snapshot:
+    def _observe(self, now: datetime) -> Snapshot:
+        prefixes = self._declarations.prefixes(self._cluster, now)
+        self._matches.follow(prefixes)
         return Snapshot(
-            prefixes=self._declarations.prefixes(self._cluster),
+            prefixes=prefixes,
             pods=apart(self._cluster.pods.values()),
             sidecars={
                 uid: self._publication.sidecar(uid, session.state, session.applied)
@@ -131,12 +140,15 @@ class Controller:
             },
             settling=self.settling,
             limits=self._limits,
+            routed=self._matches.routed,
+            retention=self._retention,
         )
 
-    def _execute(self, snapshot: Snapshot, made: Plan) -> None:
+    def _execute(self, snapshot: Snapshot, made: Plan, now: datetime) -> None:
+        self._wake_at = made.wake_at
         self._statuses = made.statuses
         self._timer.observe(snapshot.prefixes, made.statuses)
-        self._declarations.prune(self._cluster.resources, made.kept)
+        self._declarations.prune(self._cluster.resources, made.kept, now)
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)
         self._publication.publish(replace(made, prefixes=routes))
@@ -147,6 +159,10 @@ class Controller:
             waits.append(silence)
         if (settling := self._settling) > 0:
             waits.append(settling)
+        now = self._now()
+        for due in (self._wake_at, self._declarations.wake_at):
+            if due is not None:
+                waits.append(max(0.0, (due - now).total_seconds()))
         try:
             async with asyncio.timeout(min(waits)):
                 await self._wake.wait()

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from promptprefix.fingerprint import payload_fingerprint
-from promptprefix.fleet import Prefix, Refusal, Version, placement_id
+from promptprefix.fleet import (
+    DEFAULT_RETENTION,
+    Prefix,
+    Refusal,
+    Retention,
+    Version,
+    placement_id,
+)
+from promptprefix.history import History, rebuilt
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, LintPolicy, PromptPrefixSpec
+from promptprefix.tokens import estimate_tokens
+from promptprefix.versions import MATCH_LAG
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import Resource
-from promptprefix_operator.sources import source_of
+from promptprefix_operator.matches import let_go
+from promptprefix_operator.salts import Salts, salt_digest
+from promptprefix_operator.sources import Source, SourceText, salt_source_of, text_source_of
 
 _LINTS_KEPT = 1_024
-_EARLIER_KEPT = 3
+_STALLING = (Reason.INVALID_CONTENT, Reason.INVALID_SALT)
+"""Reasons that last until somebody edits what is read."""
+
+Matched = Callable[[str, datetime], Mapping[str, datetime]]
+"""Returns the latest matches by version id of a resource, by its uid, as far as they are known."""
 
 
 class Linter(Protocol):
@@ -37,101 +55,164 @@ class Text:
     version: Version | None
     payload: Payload | None
     refusal: Refusal | None
+    salt: str = field(default="", repr=False)
+
+
+_Made = tuple[Resource, SourceText | None, SourceText | None, History]
+"""What a prefix is made from: the resource, the readings of its text and salt, its history."""
+
+
+@dataclass
+class _Known:
+    """What is remembered of one resource. ``payloads`` are by version id.
+
+    ``generation`` is the latest whose text is in force. ``text`` and ``made`` are what was read
+    last, with what it was made from.
+    """
+
+    history: History
+    generation: int
+    payloads: dict[str, Payload] = field(default_factory=dict)
+    text: tuple[tuple[str, Payload, str], Text] | None = field(default=None, repr=False)
+    made: tuple[_Made, Prefix] | None = None
 
 
 class Declarations:
     """Reads resources into prefixes and remembers the texts that pods may still hold.
 
-    Per resource it keeps the declared version and at most three earlier ones, and of those only
-    the ones that the last plan placed somewhere.
+    A resource of which nothing has changed gives the very same prefix as before.
     """
 
-    def __init__(self, lint: Linter) -> None:
+    def __init__(
+        self,
+        lint: Linter,
+        salts: Salts,
+        retention: Retention = DEFAULT_RETENTION,
+        matched: Matched = lambda *_: {},
+    ) -> None:
         self._lint = lint
+        self._salts = salts
+        self._retention = retention
+        self._matched = matched
         self._findings: OrderedDict[tuple[str, str, frozenset[str]], tuple[LintFinding, ...]] = (
             OrderedDict()
         )
-        self._texts: dict[str, tuple[tuple[str, Payload], Text]] = {}
-        self._versions: dict[str, dict[str, tuple[Version, Payload]]] = {}
+        self._known: dict[str, _Known] = {}
+        self._payloads: dict[str, Payload] = {}
 
-    def prefixes(self, cluster: Cluster) -> tuple[Prefix, ...]:
-        """Return all resources as the planner reads them."""
-        return tuple(self._prefix(each, cluster) for each in cluster.resources.values())
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the next edit that waits comes into force."""
+        pending = (known.history.pending for known in self._known.values())
+        return min((each.due for each in pending if each is not None), default=None)
+
+    def prefixes(self, cluster: Cluster, now: datetime) -> tuple[Prefix, ...]:
+        """Return all resources as the planner reads them at ``now``."""
+        return tuple(self._prefix(each, cluster, now) for each in cluster.resources.values())
 
     def payload(self, content_digest: str) -> Payload | None:
         """Return a declared or earlier text by its content digest."""
-        for versions in self._versions.values():
-            for version, payload in versions.values():
-                if version.content_digest == content_digest:
-                    return payload
-        return None
+        return self._payloads.get(content_digest)
 
-    def prune(self, resources: Mapping[str, Resource], kept: Collection[str]) -> None:
-        """Forget the texts of resources that are gone and versions that nobody should hold."""
-        for uid in self._versions.keys() - resources.keys():
-            del self._versions[uid]
-            self._texts.pop(uid, None)
-        for uid, versions in self._versions.items():
-            current = self._texts[uid][1].version if uid in self._texts else None
-            for id_ in list(versions):
-                if id_ not in kept and (current is None or id_ != current.id):
-                    del versions[id_]
+    def prune(
+        self, resources: Mapping[str, Resource], placed: Collection[str], now: datetime
+    ) -> None:
+        """Forget the texts of resources that are gone and versions that are no longer kept.
 
-    def _prefix(self, resource: Resource, cluster: Cluster) -> Prefix:
-        spec = resource.spec
-        conditions = tuple(resource.status.conditions) if resource.status is not None else ()
-        text = self._text(resource, spec, cluster)
+        ``placed`` holds the ids of the versions that some pod should hold.
+        """
+        for uid in self._known.keys() - resources.keys():
+            del self._known[uid]
+        ids: set[str] = set()
+        payloads: dict[str, Payload] = {}
+        for known in self._known.values():
+            known.history = known.history.prune(placed, now, self._retention)
+            kept = {version.id for version in known.history.versions}
+            for id_ in known.payloads.keys() - kept:
+                del known.payloads[id_]
+            payloads |= {payload.digest: payload for payload in known.payloads.values()}
+            ids |= kept
+        self._payloads = payloads
+        self._salts.retain(ids)
+
+    def _prefix(self, resource: Resource, cluster: Cluster, now: datetime) -> Prefix:
+        known = self._known.get(resource.uid)
+        if known is None:
+            known = self._known[resource.uid] = _remembered(resource, now)
+        text = self._text(resource, known, cluster)
+        if text.version is not None and text.payload is not None:
+            self._declare(known, text.version, text.payload, text.salt, now)
+        if known.history.pending is None or text.version is None:
+            known.generation = resource.generation
+        known.history = known.history.matched(self._matched(resource.uid, now))
+        made = (resource, *_readings(resource, cluster), known.history)
+        if known.made is not None and all(map(operator.is_, known.made[0], made)):
+            return known.made[1]
+        prefix = self._made(resource, known, text)
+        known.made = (made, prefix)
+        return prefix
+
+    def _declare(
+        self, known: _Known, version: Version, payload: Payload, salt: str, now: datetime
+    ) -> None:
+        history = known.history.declare(version, now)
+        if history is known.history:
+            return
+        known.history = history
+        if history.current is not None and history.current.id == version.id:
+            known.payloads[version.id] = self._payloads[payload.digest] = payload
+        for each in history.versions:
+            if salt and each.salt_digest == version.salt_digest:
+                self._salts.keep(each.id, salt)
+
+    def _made(self, resource: Resource, known: _Known, text: Text) -> Prefix:
+        spec, history, status = resource.spec, known.history, resource.status
         lint: tuple[LintFinding, ...] = ()
         refusal = text.refusal
-        if text.payload is not None and spec is not None and spec.lint.policy is not LintPolicy.OFF:
-            lint = self._linted(spec, text.payload)
+        payload = text.payload
+        if text.version is not None and history.current is not None:
+            payload = known.payloads.get(history.current.id)  # while an edit waits: not the text's
+        if payload is not None and spec is not None and spec.lint.policy is not LintPolicy.OFF:
+            lint = self._linted(spec, payload)
             if refusal is None and lint and spec.lint.policy is LintPolicy.ENFORCE:
                 refusal = _lint_failed(lint)
+        readable = text.version is not None
         return Prefix(
             uid=resource.uid,
             namespace=resource.namespace,
             name=resource.name,
-            generation=resource.generation,
+            generation=known.generation,
             spec=spec,
-            version=text.version,
+            version=history.current if readable else None,
             refusal=refusal,
-            earlier=self._earlier(resource.uid, text),
+            earlier=history.earlier if readable else history.versions,
             lint=lint,
-            conditions=conditions,
+            conditions=tuple(status.conditions) if status is not None else (),
+            versions=tuple(status.versions) if status is not None else (),
             deleting=resource.deleting,
+            created=resource.created,
+            warm_now=resource.warm_now,
+            unpin=resource.unpin,
+            notes=resource.notes,
         )
 
-    def _text(self, resource: Resource, spec: PromptPrefixSpec | None, cluster: Cluster) -> Text:
-        """Return the declared text; parsed again only when it or the model differs."""
+    def _text(self, resource: Resource, known: _Known, cluster: Cluster) -> Text:
+        """Return the declared text; read again only when it, its salt or the model differs."""
+        spec = resource.spec
         if spec is None:
             return Text(None, None, Refusal(Reason.INVALID_SPEC, resource.spec_error, True))
-        payload, refusal = _source(resource, spec, cluster)
+        payload, refusal = _payload(resource, spec, cluster)
         if payload is None:
             return Text(None, None, refusal)
-        key = (spec.model, payload)
-        known = self._texts.get(resource.uid)
-        if known is not None and known[0] == key:
-            return known[1]
-        text = _text_of(resource.uid, spec.model, payload)
-        self._texts[resource.uid] = (key, text)
+        salt, refusal = _salt(resource, spec, cluster)
+        if refusal is not None:
+            return Text(None, payload, refusal)
+        key = (spec.model, payload, salt)
+        if known.text is not None and known.text[0] == key:
+            return known.text[1]
+        text = _text_of(resource.uid, spec.model, payload, salt)
+        known.text = (key, text)
         return text
-
-    def _earlier(self, uid: str, text: Text) -> tuple[Version, ...]:
-        """Note the declared version as the newest; return those before it, newest first."""
-        versions = self._versions.setdefault(uid, {})
-        current = text.version
-        if (
-            current is not None
-            and text.payload is not None
-            and next(iter(versions), "") != (current.id)
-        ):
-            versions.pop(current.id, None)
-            self._versions[uid] = versions = {current.id: (current, text.payload), **versions}
-            for id_ in list(versions)[1 + _EARLIER_KEPT :]:
-                del versions[id_]
-        return tuple(
-            version for id_, (version, _) in versions.items() if not current or id_ != current.id
-        )
 
     def _linted(self, spec: PromptPrefixSpec, payload: Payload) -> tuple[LintFinding, ...]:
         key = (payload.digest, spec.model, frozenset(spec.lint.ignore))
@@ -144,23 +225,58 @@ class Declarations:
         return self._findings[key]
 
 
-def _source(
+def _remembered(resource: Resource, now: datetime) -> _Known:
+    """Return what the status of a resource, seen for the first time, tells of its texts."""
+    spec, status = resource.spec, resource.status
+    if status is None:
+        return _Known(History(), resource.generation)
+    model = spec.model if spec is not None else ""
+    lag = timedelta(0) if let_go(status.conditions) else MATCH_LAG
+    return _Known(rebuilt(status.versions, resource.uid, model, now, lag), resource.generation)
+
+
+def _readings(resource: Resource, cluster: Cluster) -> tuple[SourceText | None, SourceText | None]:
+    """Return what was read of the objects that a resource refers to."""
+    spec = resource.spec
+    if spec is None:
+        return None, None
+    sources = (find(resource.namespace, spec) for find in (text_source_of, salt_source_of))
+    text, salt = (cluster.text(source) if source is not None else None for source in sources)
+    return text, salt
+
+
+def _payload(
     resource: Resource, spec: PromptPrefixSpec, cluster: Cluster
 ) -> tuple[Payload | None, Refusal | None]:
     """Return the text from where the spec says it stands."""
     if spec.content.inline is not None:
         return spec.content.inline.payload(), None
-    source = source_of(resource.namespace, spec.content)
+    found, refusal = _reading(text_source_of(resource.namespace, spec), cluster)
+    return (found.payload if found is not None else None), refusal
+
+
+def _salt(
+    resource: Resource, spec: PromptPrefixSpec, cluster: Cluster
+) -> tuple[str, Refusal | None]:
+    """Return the cache salt; empty if the resource asks for none."""
+    if spec.cacheSaltRef is None:
+        return "", None
+    found, refusal = _reading(salt_source_of(resource.namespace, spec), cluster)
+    return (found.salt if found is not None else ""), refusal
+
+
+def _reading(source: Source | None, cluster: Cluster) -> tuple[SourceText | None, Refusal | None]:
+    """Return what a source gave, or why it gave nothing."""
     found = cluster.text(source) if source is not None else None
     if found is None:
         return None, Refusal(Reason.RECONCILING, f"{source} is being read.", stalled=False)
     if found.reason is not None:
-        stalled = found.reason is Reason.INVALID_CONTENT
-        return None, Refusal(found.reason, f"{source}: {found.error}", stalled)
-    return found.payload, None
+        return None, Refusal(found.reason, f"{source}: {found.error}", found.reason in _STALLING)
+    return found, None
 
 
-def _text_of(uid: str, model: str, payload: Payload) -> Text:
+def _text_of(uid: str, model: str, payload: Payload, salt: str) -> Text:
+    """Return what a text with its cache salt is; an empty salt is none."""
     try:
         if payload.empty:
             raise PayloadError(
@@ -171,9 +287,17 @@ def _text_of(uid: str, model: str, payload: Payload) -> Text:
         told = f"spec.content, {error.unquoted}"
         refusal = Refusal(Reason(error.reason), told, stalled=True)
         return Text(None, payload, refusal)
-    digest = payload.digest
-    version = Version(placement_id(uid, model, digest), model, fingerprint, digest)
-    return Text(version, payload, None)
+    digest, salted = payload.digest, salt_digest(salt) if salt else ""
+    id_ = placement_id(uid, model, digest, salted)
+    version = Version(
+        id_,
+        model,
+        fingerprint,
+        digest,
+        estimated_tokens=estimate_tokens(payload.system) + estimate_tokens(payload.toolDefinitions),
+        salt_digest=salted,
+    )
+    return Text(version, payload, None, salt)
 
 
 def _lint_failed(findings: Iterable[LintFinding]) -> Refusal:

@@ -38,7 +38,7 @@ class Metrics:
 
         self.apply_to_warm = Histogram(
             "promptprefix_apply_to_warm_seconds",
-            "From the first sight of a version of a resource until it is warm on all its pods.",
+            "From when a version of a resource is in force until it is warm on all its pods.",
             buckets=_WARM_BUCKETS_S,
             registry=self.registry,
         )
@@ -55,6 +55,15 @@ class Metrics:
             "sync_requests",
             "Questions of sidecars by result: set, unchanged or the HTTP status of a refusal.",
             "result",
+        )
+        self.match_reports = counter(
+            "match_reports",
+            "Reports of matches by routers by result: taken, asked-again (everything is to be told "
+            "to a new leader) or the HTTP status of a refusal.",
+            "result",
+        )
+        self.matched_versions = gauge(
+            "matched_versions", "Versions of texts whose matches are remembered."
         )
         self.connected_sidecars = gauge(
             "connected_sidecars", "Sidecars connected at the last plan."

@@ -6,16 +6,18 @@ import json
 import re
 import socket
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from promptprefix.fleet import Limits
+from promptprefix.fleet import Limits, Retention
 from promptprefix_operator.injection.options import InjectionOptions, PullPolicy, default_resources
 from promptprefix_operator.namespace_limits import LimitsByNamespace, limits_of, unserved
 
+_YEAR_S = 365 * 86_400.0
 _NAME = r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 
 
@@ -113,9 +115,9 @@ class Settings(BaseSettings):
 
     ``budgetShare`` is the part of each pod's pin budget, ``maxPriority`` caps the priorities.
     """
-    version_idle_seconds: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    version_idle_seconds: float = Field(default=600.0, gt=0, le=_YEAR_S)
     """An earlier text is held until no request has matched it for this long."""
-    version_max_age_seconds: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
+    version_max_age_seconds: float = Field(default=86_400.0, gt=0, le=_YEAR_S)
     """An earlier text is held at most this long after another took its place."""
 
     @model_validator(mode="after")
@@ -155,6 +157,14 @@ class Settings(BaseSettings):
     def namespace_limits(self) -> Mapping[str, Limits]:
         """Return the limits of the served namespaces that have any."""
         return limits_of(self.limits, self.namespaces)
+
+    @property
+    def retention(self) -> Retention:
+        """Return how long earlier texts are held."""
+        return Retention(
+            idle=timedelta(seconds=self.version_idle_seconds),
+            max_age=timedelta(seconds=self.version_max_age_seconds),
+        )
 
     @property
     def keeps_authority(self) -> bool:

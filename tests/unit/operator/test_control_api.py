@@ -7,6 +7,7 @@ import io
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
@@ -36,11 +37,13 @@ from promptprefix_operator.control_api import (
     control_application,
 )
 from promptprefix_operator.identity import Caller
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars
 
 TERM = 7
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
 SALT = "a-salt-that-nobody-may-read"
 PAYLOAD = Payload(systemInstructions="You are a bot.")
 SYNC = "/v1/sidecar/sync"
@@ -96,6 +99,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         self.sidecars = Sidecars(lambda: 0.0, 45, self._wake)
+        self.matches = Matches(lambda: NOW, lambda: 0.0, self._wake)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -129,6 +133,7 @@ async def _serve(hold: float) -> AsyncIterator[Setup]:
         known=lambda namespace: namespace in setup.known,
         content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
         salt={"salted-1": SALT}.get,
+        matches=setup.matches,
         metrics=setup.metrics,
         settling=lambda: setup.settling,
         hold_seconds=hold,

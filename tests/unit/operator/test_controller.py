@@ -15,8 +15,10 @@ from promptprefix_operator import controller as module
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.salts import Salts
 from promptprefix_operator.sidecars import Sidecars
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
@@ -35,7 +37,8 @@ class Bench:
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
-            declarations=Declarations(lint_payload),
+            declarations=Declarations(lint_payload, Salts()),
+            matches=Matches(lambda: NOW, lambda: self.now, self.wake.set),
             publication=self.publication,
             metrics=self.metrics,
             now=lambda: NOW,

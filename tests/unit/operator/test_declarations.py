@@ -1,10 +1,9 @@
-"""From readings to prefixes: texts, refusals, lint policy and the versions that are remembered."""
+"""From readings to prefixes: texts, refusals and lint policy."""
 
 from __future__ import annotations
 
 import base64
 import gc
-from collections.abc import Collection
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -17,7 +16,9 @@ from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.salts import Salts
 from promptprefix_operator.sources import Source, SourceKind, absent, forbidden, text_in
+from tests.unit.operator.declared import Linter, edit, later, read, resource, texts
 
 SECRET = "a text that must not be told"
 TEXTS = Source(SourceKind.CONFIG_MAP, "ml", "texts")
@@ -28,50 +29,6 @@ LONE_SURROGATE = (
 FINDING = LintFinding(
     rule="clock", severity="Warning", path="systemInstructions", offset=0, message="m"
 )
-
-
-def resource(
-    content: dict[str, Any] | None = None, version: int = 1, **spec: Any
-) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "uid": "u-1",
-            "namespace": "ml",
-            "name": "a",
-            "generation": 3,
-            "resourceVersion": str(version),
-        },
-        "spec": {
-            "model": "m",
-            "pods": {"selector": {"matchLabels": {"app": "v"}}},
-            "content": content or {"inline": {"systemInstructions": "one"}},
-        }
-        | spec,
-    }
-
-
-def texts(system: str, version: int = 1) -> dict[str, Any]:
-    return {
-        "metadata": {"resourceVersion": str(version)},
-        "data": {"systemInstructions": system, "README": "more"},
-    }
-
-
-class Linter:
-    def __init__(self, *findings: LintFinding) -> None:
-        self.findings, self.calls = findings, 0
-
-    def __call__(
-        self, payload: Payload, *, model: str = "", ignore: Collection[str] = ()
-    ) -> list[LintFinding]:
-        self.calls += 1
-        return [each for each in self.findings if each.rule not in ignore]
-
-
-def read(declarations: Declarations, cluster: Cluster, body: dict[str, Any]) -> Prefix:
-    cluster.see_resource(body)
-    [prefix] = declarations.prefixes(cluster)
-    return prefix
 
 
 def holds(root: object, text: str) -> bool:
@@ -96,7 +53,7 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def declarations() -> Declarations:
-    return Declarations(Linter())
+    return Declarations(Linter(), Salts())
 
 
 def test_an_inline_text_is_a_version(declarations: Declarations, cluster: Cluster) -> None:
@@ -158,7 +115,7 @@ def test_a_config_map_is_awaited_read_missed_and_read_again(
 
     def seen(body: dict[str, Any] | None) -> Prefix:
         cluster.see_text(TEXTS, absent(TEXTS) if body is None else text_in(TEXTS, body))
-        return declarations.prefixes(cluster)[0]
+        return declarations.prefixes(cluster, later())[0]
 
     missing = seen(None).refusal
     assert missing is not None
@@ -201,7 +158,7 @@ def test_a_secret_is_read_refused_and_missed_without_tearing_what_is_warm(
     assert prefix.refusal.reason is Reason.RECONCILING
     assert cluster.missing == {HIDDEN}
     cluster.see_text(HIDDEN, text_in(HIDDEN, encoded(systemInstructions="one", password="x")))
-    [found] = declarations.prefixes(cluster)
+    [found] = declarations.prefixes(cluster, later())
     assert found.version is not None
     assert declarations.payload(found.version.content_digest) == Payload(systemInstructions="one")
     for text, reason, word in (
@@ -209,7 +166,7 @@ def test_a_secret_is_read_refused_and_missed_without_tearing_what_is_warm(
         (absent(HIDDEN), Reason.CONTENT_NOT_FOUND, "spec.content.secretRef.name"),
     ):
         cluster.see_text(HIDDEN, text)
-        [prefix] = declarations.prefixes(cluster)
+        [prefix] = declarations.prefixes(cluster, later())
         assert prefix.refusal is not None
         assert (prefix.refusal.reason, prefix.refusal.stalled) == (reason, False)
         assert prefix.refusal.message.startswith("Secret texts in namespace ml: ")
@@ -234,7 +191,7 @@ def test_what_is_wrong_with_a_text_is_told_without_any_of_it(
     cluster.see_resource(resource({source: data if source == "inline" else {"name": "texts"}}))
     cluster.see_text(HIDDEN, text_in(HIDDEN, encoded(**data)))
     cluster.see_text(TEXTS, text_in(TEXTS, {"metadata": {"resourceVersion": "1"}, "data": data}))
-    [prefix] = declarations.prefixes(cluster)
+    [prefix] = declarations.prefixes(cluster, later())
     assert prefix.refusal is not None
     assert (prefix.refusal.reason, prefix.refusal.stalled) == (reason, True)
     assert field in prefix.refusal.message
@@ -251,28 +208,6 @@ def test_keys_of_a_secret_that_are_no_text_are_named() -> None:
     assert "none of the keys systemInstructions" in none.error
 
 
-def edit(text: str, version: int) -> dict[str, Any]:
-    return resource({"inline": {"systemInstructions": text}}, version)
-
-
-def test_versions_are_remembered_newest_first_and_forgotten_when_nobody_holds_them(
-    declarations: Declarations, cluster: Cluster
-) -> None:
-    texts = [f"text {index}" for index in range(6)]
-    ids = [placement_id("u-1", "m", Payload(systemInstructions=text).digest) for text in texts]
-    for index, text in enumerate(texts):
-        prefix = read(declarations, cluster, edit(text, index + 1))
-    assert [each.id for each in prefix.earlier] == ids[4:1:-1]
-    declarations.prune(cluster.resources, {ids[3]})
-    [prefix] = declarations.prefixes(cluster)
-    assert [each.id for each in prefix.earlier] == [ids[3]]
-    assert declarations.payload(Payload(systemInstructions=texts[4]).digest) is None
-    again = read(declarations, cluster, edit(texts[3], 9))
-    assert again.version is not None
-    assert again.version.id == ids[3]
-    assert [each.id for each in again.earlier] == [ids[5]]
-
-
 def test_a_broken_edit_keeps_the_version_before_it(
     declarations: Declarations, cluster: Cluster
 ) -> None:
@@ -284,8 +219,8 @@ def test_a_broken_edit_keeps_the_version_before_it(
 def test_gone_resources_leave_nothing(declarations: Declarations, cluster: Cluster) -> None:
     read(declarations, cluster, edit(SECRET, 1))
     cluster.forget_resource("u-1")
-    declarations.prune(cluster.resources, ())
-    assert declarations.prefixes(cluster) == ()
+    declarations.prune(cluster.resources, (), later())
+    assert declarations.prefixes(cluster, later()) == ()
     assert not holds(declarations, SECRET)
     assert not holds(cluster, SECRET)
 
@@ -303,14 +238,14 @@ def test_lint_policies(
     cluster: Cluster, lint: dict[str, Any], refused: bool, reported: bool
 ) -> None:
     linter = Linter(FINDING)
-    declarations = Declarations(linter)
+    declarations = Declarations(linter, Salts())
     prefix = read(declarations, cluster, resource(lint=lint))
     assert (prefix.refusal is not None) == refused
     if prefix.refusal is not None:
         assert (prefix.refusal.reason, prefix.refusal.stalled) == (Reason.LINT_FAILED, True)
         assert "clock" in prefix.refusal.message
     assert prefix.lint == ((FINDING,) if reported else ())
-    declarations.prefixes(cluster)
+    declarations.prefixes(cluster, later())
     assert linter.calls == (0 if lint["policy"] == "Off" else 1), "findings are remembered"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ class Bench:
         self.salts = Salts()
         self.declarations = Declarations(lint_payload, self.salts)
         self.cluster.see_resource(resource())
+        self.now = datetime(2026, 11, 29, tzinfo=UTC)
 
     def see(self, body: dict[str, Any]) -> Prefix:
         self.cluster.see_text(TENANT, read_source(TENANT, body))
@@ -88,7 +90,10 @@ class Bench:
 
     @property
     def prefix(self) -> Prefix:
-        [found] = self.declarations.prefixes(self.cluster)
+        """The resource as it is read once its text is in force."""
+        for _ in range(2):
+            self.now += timedelta(seconds=5)
+            [found] = self.declarations.prefixes(self.cluster, self.now)
         return found
 
 
@@ -169,7 +174,7 @@ def test_salts_show_in_nothing_that_is_printed(bench: Bench) -> None:
 def test_salts_of_versions_that_are_gone_are_forgotten(bench: Bench) -> None:
     bench.see(secret(salt=encode(SALT)))
     bench.cluster.forget_resource("u-1")
-    bench.declarations.prune(bench.cluster.resources, ())
+    bench.declarations.prune(bench.cluster.resources, (), bench.now)
 
     assert len(bench.salts) == 0
 
