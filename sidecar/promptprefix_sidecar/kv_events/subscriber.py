@@ -1,0 +1,229 @@
+"""Reads the engine's event stream: in order, without holes, or with the word that one is missing.
+
+vLLM publishes ``[topic, number, payload]`` over PUB; numbers are 8 bytes, big-endian, from 0 on.
+Its replay socket (ROUTER) answers a first number with the batches it still has from there on, each
+as ``[…, number, payload]``, and ends with number -1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from promptprefix_sidecar.kv_events.counters import Counters
+from promptprefix_sidecar.kv_events.decoding import BatchError, decode_batch
+from promptprefix_sidecar.kv_events.events import Batch
+from promptprefix_sidecar.kv_events.sequence import Arrival, BatchOrder
+
+log = structlog.get_logger()
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 10.0
+QUEUED_MESSAGES = 512
+"""Of one socket. More wait in the engine, which drops what its own queue can't hold."""
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""A step of an engine makes some hundred kilobytes at most."""
+READ_AT_ONCE = 32
+"""Messages between two looks at the rest of the process."""
+REPLAY_SILENCE_S = 2.0
+REPLAY_TRIES = 3
+"""Requests in a row that bring nothing new: what is missing is gone."""
+NUMBER_BYTES = 8
+PUBLISHED_FRAMES = 3
+_ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)  # fmt: skip
+
+
+class Sink(Protocol):
+    """What takes the events. No method waits, so nothing queues up here."""
+
+    def take(self, batch: Batch) -> None:
+        """Take the next batch."""
+
+    def missed(self) -> None:
+        """Events are missing before the next batch, or the engine is another one."""
+
+    def flush(self) -> None:
+        """Nothing more is at hand just now."""
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Where the engine publishes, and where it replays ("": nowhere)."""
+
+    events: str
+    replay: str = ""
+    topic: str = ""
+
+
+class Subscriber:
+    """One engine's stream."""
+
+    def __init__(self, endpoints: Endpoints, sink: Sink, counters: Counters) -> None:
+        self._endpoints = endpoints
+        self._sink = sink
+        self._counters = counters
+        self._order = BatchOrder()
+
+    async def run(self) -> None:
+        """Read until cancelled, over all restarts of the engine."""
+        failures = 0
+        context = zmq.asyncio.Context(io_threads=1)
+        try:
+            while True:
+                try:
+                    read = await self._read(context)
+                except zmq.ZMQError as error:
+                    log.warning("kv events failed", error=str(error))
+                    read = False
+                self._counters.connected.set(0)
+                self._order = BatchOrder()
+                self._sink.missed()
+                self._sink.flush()
+                failures = 0 if read else failures + 1
+                await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures, 10)))
+        finally:
+            context.destroy(linger=0)
+
+    async def _read(self, context: zmq.asyncio.Context) -> bool:
+        """Read from one connection until it ends; return whether there was a batch."""
+        with _socket(context, zmq.SUB) as socket:
+            socket.subscribe(self._endpoints.topic)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(MAX_BACKOFF_S * 1000))
+            monitor = socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            poller = zmq.asyncio.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(monitor, zmq.POLLIN)
+            try:
+                socket.connect(self._endpoints.events)
+                while True:
+                    ready = dict(await poller.poll())
+                    if socket in ready:
+                        await self._take_queued(context, socket)
+                    if monitor in ready and await self._ended(monitor):
+                        return self._order.expected is not None
+            finally:
+                socket.disable_monitor()
+                monitor.close()
+
+    async def _ended(self, monitor: zmq.asyncio.Socket) -> bool:
+        event = parse_monitor_message(await monitor.recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._counters.connected.set(1)
+            log.info("kv events connected", endpoint=self._endpoints.events)
+            return False
+        log.warning("kv events disconnected", endpoint=self._endpoints.events)
+        return True
+
+    async def _take_queued(self, context: zmq.asyncio.Context, socket: zmq.asyncio.Socket) -> None:
+        for _ in range(READ_AT_ONCE):
+            try:
+                frames = await socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            await self._arrived(context, frames)
+        self._sink.flush()
+        await asyncio.sleep(0)  # a queue that is never empty must not stop the rest of the process
+
+    async def _arrived(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
+        number = _number(frames[1]) if len(frames) == PUBLISHED_FRAMES else None
+        if number is None or number < 0:
+            self._counters.unknown.labels(what="frames").inc()
+            return
+        batch = self._decoded(frames[2])
+        arrival = self._order.look(number, None if batch is None else batch.at)
+        if arrival is Arrival.REPEATED:
+            return
+        if arrival is Arrival.RESET:
+            log.warning("kv events begin anew", number=number)
+            self._counters.resets.inc()
+            self._order = BatchOrder()
+            self._sink.missed()
+        if arrival is Arrival.GAP:
+            await self._fill(context, number)
+        self._take(number, batch)
+
+    def _decoded(self, payload: bytes) -> Batch | None:
+        try:
+            batch = decode_batch(payload)
+        except BatchError:
+            self._counters.unknown.labels(what="batch").inc()
+            return None
+        self._counters.unknown.labels(what="event").inc(batch.unknown)
+        self._counters.unknown.labels(what="broken").inc(batch.broken)
+        return batch
+
+    def _take(self, number: int, batch: Batch | None, *, replayed: bool = False) -> None:
+        """Take a batch over. What can't be read may have said anything."""
+        self._order.take(number, None if batch is None else batch.at, replayed=replayed)
+        if batch is None or batch.broken:
+            self._sink.missed()
+        if batch is not None:
+            self._counters.batches.inc()
+            self._sink.take(batch)
+
+    async def _fill(self, context: zmq.asyncio.Context, until: int) -> None:
+        """Bring the batches before ``until`` by replay, or say that they are lost."""
+        first = self._order.expected
+        tries = REPLAY_TRIES if self._endpoints.replay else 0
+        while self._order.expected != until and tries:
+            before = self._order.expected
+            again = await self._replay(context, until)
+            tries = (
+                0 if not again else REPLAY_TRIES if self._order.expected != before else tries - 1
+            )
+        outcome = "replayed" if self._order.expected == until else "lost"
+        self._counters.gaps.labels(outcome=outcome).inc()
+        log.warning("kv events missing", first=first, until=until, outcome=outcome)
+        if outcome == "lost":
+            self._sink.missed()
+
+    async def _replay(self, context: zmq.asyncio.Context, until: int) -> bool:
+        """Ask once; return whether the engine may have more than came.
+
+        It forgets the oldest batches, and its socket drops the last ones of a long answer.
+        """
+        self._counters.replays.inc()
+        came = False
+        with _socket(context, zmq.DEALER) as socket:
+            socket.connect(self._endpoints.replay)
+            first = self._order.expected or 0
+            await socket.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
+            while await socket.poll(int(REPLAY_SILENCE_S * 1000)):
+                frames = await socket.recv_multipart()
+                number = _number(frames[-2]) if len(frames) >= PUBLISHED_FRAMES else None
+                if number is None:
+                    self._counters.unknown.labels(what="frames").inc()
+                    continue
+                if not first <= number < until:
+                    return False
+                if number != self._order.expected:
+                    return came
+                self._take(number, self._decoded(frames[-1]), replayed=True)
+                came = True
+        return True
+
+
+@contextlib.contextmanager
+def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
+    socket = context.socket(kind)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        yield socket
+    finally:
+        socket.close()
+
+
+def _number(frame: bytes) -> int | None:
+    return int.from_bytes(frame, "big", signed=True) if len(frame) == NUMBER_BYTES else None
