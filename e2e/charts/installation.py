@@ -17,6 +17,7 @@ TWO_TEAMS: Values = {"namespaces": ["ml", "chat"]}
 EVERYTHING: Values = {
     "namespaces": ["ml", "chat"],
     "contentSecrets": {"ml": ["prompts", "more-prompts"]},
+    "limits": {"*": {"maxPriority": 100}, "ml": {"budgetShare": 0.5}},
     "imagePullSecrets": [{"name": "registry"}],
     "priorityClass": {"create": True},
     "webhook": {"certificate": {"source": "certManager"}},

@@ -20,6 +20,7 @@ from e2e.charts.installation import (
 )
 from e2e.charts.pod_security import containers_of
 from e2e.charts.render import NAMESPACE, Object, Values
+from promptprefix.fleet import Limits
 from promptprefix.wire import AUDIENCE
 from promptprefix_operator.install_check import CheckSettings
 from promptprefix_operator.settings import Settings
@@ -108,6 +109,13 @@ def test_the_operator_is_told_where_it_stands(monkeypatch: pytest.MonkeyPatch) -
     assert settings.control_url == CONTROL_URL
     assert settings.sidecar_image == "ghcr.io/promptprefix/promptprefix-sidecar:0.1.0"
     assert settings.plugin_image == "ghcr.io/promptprefix/promptprefix-plugin:0.1.0"
+
+
+def test_namespaces_are_limited_as_the_values_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"*": {"maxPriority": 100}, "ml": {"budgetShare": 0.25, "maxPriority": -5}}
+    given = variables("promptprefix-operator", "operator", {**TWO_TEAMS, "limits": limits})
+    found = read(Settings, given, monkeypatch).namespace_limits
+    assert found == {"ml": Limits(0.25, -5), "chat": Limits(1.0, 100)}
 
 
 @pytest.mark.parametrize(

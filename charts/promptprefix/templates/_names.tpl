@@ -83,6 +83,11 @@ true
     {{- fail (printf "contentSecrets.%s: not a served namespace; namespaces has: %s" $namespace $list) -}}
   {{- end -}}
 {{- end -}}
+{{- range $namespace, $_ := .Values.limits -}}
+  {{- if not (or (eq $namespace "*") (has $namespace $served)) -}}
+    {{- fail (printf "limits.%s: not a served namespace; namespaces has: %s" $namespace $list) -}}
+  {{- end -}}
+{{- end -}}
 {{- with .Values.router.tenant -}}
   {{- if not (has . $served) -}}
     {{- fail (printf "router.tenant: %s is not a served namespace; namespaces has: %s" . $list) -}}

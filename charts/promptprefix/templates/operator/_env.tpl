@@ -21,6 +21,12 @@
   value: {{ .Values.operator.resyncSeconds | quote }}
 - name: PROMPTPREFIX_CONNECTED_SECONDS
   value: {{ .Values.operator.connectedSeconds | quote }}
+- name: PROMPTPREFIX_LIMITS
+  value: {{ toJson .Values.limits | quote }}
+- name: PROMPTPREFIX_VERSION_IDLE_SECONDS
+  value: {{ .Values.operator.versionIdleSeconds | int64 | quote }}
+- name: PROMPTPREFIX_VERSION_MAX_AGE_SECONDS
+  value: {{ .Values.operator.versionMaxAgeSeconds | int64 | quote }}
 - name: PROMPTPREFIX_LEASE_SECONDS
   value: {{ .Values.operator.leaseSeconds | quote }}
 {{- if .Values.webhook.enabled }}
