@@ -43,9 +43,9 @@ class EngineClient:
         body = {"model": SERVED_MODEL, "prompt": list(prompt), "max_tokens": max_tokens, **more}
         return self.post("/v1/completions", body)
 
-    def cached_tokens(self, prompt: Sequence[int]) -> int:
+    def cached_tokens(self, prompt: Sequence[int], **more: Any) -> int:
         """How many tokens of this request's prompt the engine found cached, in its own words."""
-        details = self.complete(prompt)["usage"]["prompt_tokens_details"]
+        details = self.complete(prompt, **more)["usage"]["prompt_tokens_details"]
         return int(details["cached_tokens"] or 0)
 
     def sign(self, op: str, pin_id: str, tokens: int, prompt: Sequence[int], **change: Any) -> str:
@@ -63,17 +63,25 @@ class EngineClient:
         }
         return encode({**fields, **change}, prompt, self._key)
 
-    def deliver(self, command: str, prompt: Sequence[int]) -> Json:
+    def deliver(self, command: str, prompt: Sequence[int], **more: Any) -> Json:
         """Sends a signed command as it is; returns the plugin's answer."""
-        done = self.complete(prompt, vllm_xargs={"promptprefix": command})
+        done = self.complete(prompt, vllm_xargs={"promptprefix": command}, **more)
         answer: Json = done["kv_transfer_params"]["promptprefix"]
         return answer
 
     def command(
-        self, op: str, pin_id: str = "", prompt: Sequence[int] = (1,), **change: Any
+        self,
+        op: str,
+        pin_id: str = "",
+        prompt: Sequence[int] = (1,),
+        request: Json | None = None,
+        **change: Any,
     ) -> Json:
-        tokens = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE if op == "pin" else 0
-        return self.deliver(self.sign(op, pin_id, tokens, prompt, **change), prompt)
+        """``request``: fields of the completion request beside the command's own."""
+        computes = op in ("pin", "warm")
+        tokens = (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE if computes else 0
+        command = self.sign(op, pin_id, tokens, prompt, **change)
+        return self.deliver(command, prompt, **(request or {}))
 
     def learn_epoch(self) -> str:
         self.epoch = ""
