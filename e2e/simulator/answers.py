@@ -35,8 +35,9 @@ def usage(prompts: Sequence[SimRequest], sequences: Sequence[SimRequest], detail
 
 
 def completion(
-    name: str, model: str, created: int, sequences: Sequence[SimRequest], use: Json, params: Any
-) -> Json:
+    name: str, model: str, created: int, sequences: Sequence[SimRequest], use: Json, params: Any,
+    *, token_ids: bool,
+) -> Json:  # fmt: skip
     """Answer /v1/completions."""
     choices = [
         {
@@ -45,7 +46,7 @@ def completion(
             "logprobs": None,
             "finish_reason": each.status.finish_reason,
             "stop_reason": each.stop_reason,
-            "token_ids": None,
+            "token_ids": each.output_token_ids if token_ids else None,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
         }
@@ -64,8 +65,9 @@ def completion(
 
 
 def chat(
-    name: str, model: str, created: int, sequences: Sequence[SimRequest], use: Json, params: Any
-) -> Json:
+    name: str, model: str, created: int, sequences: Sequence[SimRequest], use: Json, params: Any,
+    *, token_ids: bool,
+) -> Json:  # fmt: skip
     """Answer /v1/chat/completions."""
     choices = [
         {
@@ -82,7 +84,7 @@ def chat(
             "logprobs": None,
             "finish_reason": each.status.finish_reason,
             "stop_reason": each.stop_reason,
-            "token_ids": None,
+            "token_ids": each.output_token_ids if token_ids else None,
         }
         for index, each in enumerate(sequences)
     ]

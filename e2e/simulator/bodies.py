@@ -53,6 +53,7 @@ class Generation(_Body):
     stop_token_ids: list[int] = []
     cache_salt: str | None = None
     vllm_xargs: dict[str, Xarg] | None = None
+    return_token_ids: bool = False
 
     @property
     def stops(self) -> tuple[str, ...]:

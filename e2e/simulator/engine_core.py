@@ -166,7 +166,7 @@ class EngineCore:
         if known is None:
             self._adapter_numbers += 1
         number = self._adapter_numbers if known is None else known.number
-        self.adapters[name] = Adapter(name, path, number)
+        self.adapters[name] = Adapter(name, path, number, in_place)
 
     def unload_adapter(self, name: str) -> None:
         """Raise `AdapterError` if there is none of that name."""

@@ -84,7 +84,9 @@ def _family(
 ) -> Iterator[str]:
     yield f"# TYPE vllm:{name} {kind}"
     for key, value in values.items():
-        yield f'vllm:{name}{{{labels},{label}="{key}"}} {float(value)!r}'
+        # vLLM's page has labels in the order of their names.
+        ordered = ",".join(sorted([*labels.split(","), f'{label}="{key}"']))
+        yield f"vllm:{name}{{{ordered}}} {float(value)!r}"
 
 
 def _histogram(name: str, labels: str, found: Histogram) -> Iterator[str]:

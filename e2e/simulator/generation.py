@@ -136,7 +136,10 @@ class Generator:
         yield b"application/json"
         word = answers.chat if job.is_chat else answers.completion
         model = job.body.model or self._engine.options.model
-        body = word(job.name, model, job.created, job.sequences, self._usage(job), parameters)
+        body = word(
+            job.name, model, job.created, job.sequences, self._usage(job), parameters,
+            token_ids=job.body.return_token_ids,
+        )  # fmt: skip
         yield json.dumps(body, separators=(",", ":")).encode()
 
     async def _all(self, sequences: Sequence[SimRequest]) -> dict[str, Any] | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-MAX_ADAPTERS = 64
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -28,11 +26,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter. ``number`` is vLLM's ``lora_int_id``: a reload under one name changes it."""
+    """A LoRA adapter. ``number`` is vLLM's ``lora_int_id``, kept by one that is loaded in place."""
 
     name: str
     path: str
     number: int
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

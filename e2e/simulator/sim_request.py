@@ -6,7 +6,7 @@ import enum
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from e2e.simulator.options import Adapter
@@ -42,11 +42,12 @@ class LoraRequest:
     lora_name: str
     lora_path: str
     lora_int_id: int
+    load_inplace: bool = False
 
     @classmethod
     def of(cls, adapter: Adapter | None) -> LoraRequest | None:
         """Return the request's adapter, None for the base model."""
-        return None if adapter is None else cls(adapter.name, adapter.path, adapter.number)
+        return None if adapter is None else cls(*astuple(adapter))
 
 
 @dataclass(frozen=True)

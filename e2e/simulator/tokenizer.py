@@ -71,5 +71,5 @@ def content_text(content: Any) -> str:
 
 def word(seed: int, position: int) -> tuple[int, str]:
     """Return the token that a simulated model generates at ``position``: its id and text."""
-    text = WORDS[(seed + position * 7) % len(WORDS)]
+    text = WORDS[(seed + position * 5) % len(WORDS)]
     return _id(text), text

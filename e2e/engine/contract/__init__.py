@@ -1,0 +1,1 @@
+"""What every engine does for us: one suite for real vLLM and for the simulated engine."""
