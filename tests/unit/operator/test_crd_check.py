@@ -70,7 +70,7 @@ def test_missing_fields_and_values_are_named_by_their_paths() -> None:
 
 def test_fields_of_a_newer_one_and_open_schemas_do_no_harm() -> None:
     newer = served()
-    newer["properties"]["spec"]["properties"]["windows"] = {"type": "array"}
+    newer["properties"]["spec"]["properties"]["future"] = {"type": "array"}
     newer["properties"]["status"] = {"x-kubernetes-preserve-unknown-fields": True}
     assert missing_fields(root_schema(), newer) == []
 
