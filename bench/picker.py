@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
 from promptprefix_router.http_door import HttpRequest
 from promptprefix_router.load import LoadLedger
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
@@ -49,6 +50,7 @@ def picker() -> Picker:
     made = Picker(
         Matcher(memo),
         LoadLedger(),
+        MatchTally(time.time),
         RouterMetrics(memo, time.monotonic),
         time.perf_counter,
         LIMIT,

@@ -71,6 +71,10 @@ class History:
             return self._adopt(version, now)
         return self if before is self.pending else replace(self, pending=before)
 
+    def withdraw(self) -> History:
+        """Take note that the resource declares no text that can be read; no edit waits then."""
+        return self if self.pending is None else replace(self, pending=None)
+
     def prune(
         self, placed: Collection[str], now: datetime, retention: Retention = DEFAULT_RETENTION
     ) -> History:

@@ -142,7 +142,9 @@ class Declarations:
         text = self._text(resource, known, cluster)
         if text.version is not None and text.payload is not None:
             self._declare(known, text.version, text.payload, text.salt, now)
-        if known.history.pending is None or text.version is None:
+        else:
+            known.history = known.history.withdraw()
+        if known.history.pending is None:
             known.generation = resource.generation
         known.history = known.history.matched(self._matched(resource.uid, now))
         made = (resource, *_readings(resource, cluster), known.history)

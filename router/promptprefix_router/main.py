@@ -23,6 +23,8 @@ from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
+from promptprefix_router.match_reporter import MatchReporter
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
@@ -64,15 +66,29 @@ async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
     memo = FingerprintMemo(settings.memo_entries)
     file = EndpointsFile(settings.envoy_dir)
-    metrics = RouterMetrics(memo, time.monotonic, pool_known=lambda: not file.empty)
+    tally = MatchTally(time.time)
+    metrics = RouterMetrics(
+        memo, time.monotonic, pool_known=lambda: not file.empty, counted=lambda: len(tally)
+    )
     ledger = LoadLedger()
-    picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter, settings.max_request_bytes)
+    picker = Picker(
+        Matcher(memo), ledger, tally, metrics, time.perf_counter, settings.max_request_bytes
+    )
     keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
         keeper,
         metrics,
+    )
+    reporter = MatchReporter(
+        lambda: control_client(settings.control_url, settings.ca_file),
+        settings.token_file,
+        settings.tenant,
+        tally,
+        metrics,
+        time.time,
+        time.monotonic,
     )
     stop = _stop_signal()
     decisions = await open_door(
@@ -91,7 +107,8 @@ async def serve(settings: RouterSettings) -> None:
     gc.freeze()
     try:
         async with admin, asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(watcher.run()), tasks.create_task(reader.run())]
+            works = (watcher.run(), reporter.run(), reader.run())
+            running = [tasks.create_task(work) for work in works]
             await stop.wait()
             for task in running:
                 task.cancel()

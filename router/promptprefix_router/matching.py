@@ -48,11 +48,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A request's model and the token digests of the prefix that it stands for."""
+    """A request's model, and the token digests and version ids of the prefix that it stands for.
+
+    A name in a header says nothing of the version: it counts for the one in force.
+    """
 
     kind: MatchKind
     model: str | None = None
     digests: frozenset[str] = frozenset()
+    ids: tuple[str, ...] = ()
 
 
 class FingerprintMemo:
@@ -117,7 +121,8 @@ class Matcher:
         prefixes = _salted_alike(routes.with_fingerprint(self._memo.fingerprint(head)), head.salt)
         if not prefixes:
             return undeclared
-        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes))
+        ids = tuple(prefix.id for prefix in prefixes)
+        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes), ids)
 
     def _match_other(self, question: Question, routes: Routes) -> Match:
         try:
@@ -142,7 +147,8 @@ def _by_name(
     prefixes = _salted_alike(routes.named(question.prefix_name, model), salt)
     if not prefixes:
         return None
-    return Match(MatchKind.HEADER, prefixes[0].model, _digests(prefixes))
+    newest = prefixes[0]
+    return Match(MatchKind.HEADER, newest.model, _digests(prefixes), (newest.id,))
 
 
 def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[RoutePrefix, ...]:

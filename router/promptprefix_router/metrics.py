@@ -49,6 +49,7 @@ class RouterMetrics:
         memo: FingerprintMemo,
         clock: Callable[[], float],
         pool_known: Callable[[], bool] = lambda: False,
+        counted: Callable[[], int] = lambda: 0,
     ) -> None:
         self._pool_known = pool_known
         self.registry = CollectorRegistry()
@@ -81,6 +82,13 @@ class RouterMetrics:
             "route_table_age_seconds", "Time since the operator last confirmed the route table."
         )
         age.set_function(lambda: self._clock() - self._confirmed_at)
+        self._reports = self._counter(
+            "match_reports", "Reports of matches to the operator, and failures.", "result"
+        )
+        versions = self._gauge(
+            "counted_versions", "Versions of prefixes whose matches are counted."
+        )
+        versions.set_function(counted)
         entries = self._gauge("memo_entries", "Remembered fingerprints.")
         entries.set_function(lambda: len(memo))
         self.registry.register(_MemoUse(memo))
@@ -100,6 +108,10 @@ class RouterMetrics:
     def synced(self, result: str) -> None:
         """Count one exchange with the operator; ``result`` is a fixed word."""
         self._syncs.labels(result).inc()
+
+    def reported(self, result: str) -> None:
+        """Count one report of matches; ``result`` is a fixed word."""
+        self._reports.labels(result).inc()
 
     def confirmed(self) -> None:
         """Note that the operator just confirmed the route table."""

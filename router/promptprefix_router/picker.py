@@ -10,6 +10,7 @@ from promptprefix_router.choice import Choice, Outcome, choose
 from promptprefix_router.command_guard import carries_command
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.load import LoadLedger
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Match, Matcher, Question
 from promptprefix_router.metrics import REFUSED, RouterMetrics
 from promptprefix_router.routes import Routes
@@ -43,12 +44,14 @@ class Picker:
         self,
         matcher: Matcher,
         ledger: LoadLedger,
+        tally: MatchTally,
         metrics: RouterMetrics,
         clock: Callable[[], float],
         max_request_bytes: int,
     ) -> None:
         self._matcher = matcher
         self._ledger = ledger
+        self._tally = tally
         self._metrics = metrics
         self._clock = clock
         self._max_request_bytes = max_request_bytes
@@ -63,6 +66,7 @@ class Picker:
         """Decide by ``routes`` from now on."""
         self._routes = routes
         self._ledger.retain(endpoint.address for endpoint in routes.endpoints)
+        self._tally.retain(routes.ids)
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer one check: 200 with or without an endpoint, or 403 for an engine command."""
@@ -72,6 +76,7 @@ class Picker:
             self._metrics.decided(REFUSED, Outcome.REFUSED, self._clock() - started)
             return _REFUSAL
         match = self._matcher.match(question, self._routes)
+        self._tally.note(match.ids)
         choice = choose(self._routes, match, self._ledger)
         if choice.endpoint is not None:
             self._ledger.pick(choice.endpoint.address)

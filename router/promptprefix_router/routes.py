@@ -57,6 +57,12 @@ class Routes:
         """Number of declared prefixes."""
         return sum(len(versions) for versions in self._by_name.values())
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """Ids of the declared versions; an operator that is older than these tells none."""
+        every = (prefix.id for versions in self._by_name.values() for prefix in versions)
+        return frozenset(id_ for id_ in every if id_)
+
     def named(self, name: str, model: str | None) -> tuple[RoutePrefix, ...]:
         """Return the versions of the prefix ``name``, for ``model`` unless that is unknown."""
         versions = self._by_name.get(name, ())

@@ -20,6 +20,7 @@ from promptprefix.wire import Revision, RouteEndpoint, RouteTable
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
@@ -293,7 +294,7 @@ def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:
     memo = FingerprintMemo(4)
     metrics = RouterMetrics(memo, time.monotonic)
     ledger = LoadLedger()
-    picker = Picker(Matcher(memo), ledger, metrics, time.perf_counter, 1024)
+    picker = Picker(Matcher(memo), ledger, MatchTally(time.time), metrics, time.perf_counter, 1024)
     picker.use(Routes.from_table(route_table(1), "ml"))
     return picker, ledger, metrics
 

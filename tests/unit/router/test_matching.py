@@ -18,9 +18,9 @@ from .samples import DIGEST, MODEL, chat, endpoint, prefix, routes
 
 PATH = "/v1/chat/completions"
 DIGESTS = frozenset({DIGEST})
-TABLE = routes(endpoint(1), prefixes=(prefix(),))
-FOUND = Match(MatchKind.FINGERPRINT, MODEL, DIGESTS)
-NAMED = Match(MatchKind.HEADER, MODEL, DIGESTS)
+TABLE = routes(endpoint(1), prefixes=(prefix(id="u-1"),))
+FOUND = Match(MatchKind.FINGERPRINT, MODEL, DIGESTS, ("u-1",))
+NAMED = Match(MatchKind.HEADER, MODEL, DIGESTS, ("u-1",))
 UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.load import LoadLedger
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import DECISION_HEADER, DESTINATION_HEADER, Picker
@@ -25,7 +26,8 @@ def picker() -> Picker:
     """Return a picker with two endpoints, one of them warm."""
     memo = FingerprintMemo(16)
     metrics = RouterMetrics(memo, time.monotonic)
-    made = Picker(Matcher(memo), LoadLedger(), metrics, time.perf_counter, LIMIT)
+    tally = MatchTally(time.time)
+    made = Picker(Matcher(memo), LoadLedger(), tally, metrics, time.perf_counter, LIMIT)
     made.use(routes(endpoint(1, warm=(DIGEST,)), endpoint(2), prefixes=(prefix(),)))
     return made
 

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadFormatError, parse_reading
+from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
@@ -31,7 +32,10 @@ class Stand:
         """Build the parts."""
         memo = FingerprintMemo(4)
         self.metrics = RouterMetrics(memo, lambda: self.now)
-        self.picker = Picker(Matcher(memo), LoadLedger(), self.metrics, time.perf_counter, 4096)
+        self.tally = MatchTally(time.time)
+        self.picker = Picker(
+            Matcher(memo), LoadLedger(), self.tally, self.metrics, time.perf_counter, 4096
+        )
         self.file = EndpointsFile(self.folder)
         self.keeper = RouteKeeper(self.picker, self.file, self.metrics, TENANT, lambda: self.now)
 
