@@ -32,6 +32,7 @@ from promptprefix_operator.sidecars import Sidecars
 from promptprefix_operator.standing_warnings import StandingWarnings
 from promptprefix_operator.status_tasks import StatusTasks
 from promptprefix_operator.status_writer import StatusWriter
+from promptprefix_operator.steady_clock import SteadyClock
 
 FIRST_READING_SECONDS = 15.0
 """A namespace that is not read by then is read later; its pods keep what they hold."""
@@ -110,7 +111,8 @@ def assemble(
     cluster = Cluster(wake.set)
     sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
     salts, retention = Salts(), settings.retention
-    matches = Matches(utc_now, time.monotonic, wake.set, retention)
+    steady = SteadyClock(utc_now, time.monotonic)
+    matches = Matches(steady.now, time.monotonic, wake.set, retention)
     declarations = Declarations(lint_payload, salts, retention, matches.latest)
     metrics.matched_versions.set_function(lambda: len(matches))
     publication = Publication(term)
@@ -122,7 +124,7 @@ def assemble(
         publication=publication,
         matches=matches,
         metrics=metrics,
-        now=utc_now,
+        now=steady.now,
         clock=time.monotonic,
         wake=wake,
         resync_seconds=settings.resync_seconds,
