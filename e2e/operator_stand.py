@@ -1,7 +1,7 @@
 """The operator's process beside a real API server, as its own ServiceAccount; no node is needed.
 
-The sidecars are played: they prove their pod with real bound tokens and report what they are told
-to hold as warm.
+The sidecars are played: they prove their pod with real bound tokens, report what they are told
+to hold as warm and let go what they are told to release.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from promptprefix.wire import (
     AUDIENCE,
     EngineState,
     Phase,
+    Placement,
     PlacementState,
     Revision,
     RouteTable,
@@ -251,13 +252,15 @@ class Client:
 
 @dataclass
 class Sidecar:
-    """Holds what it is told and counts the texts it had to fetch."""
+    """Holds what it is told and counts the texts and salts it had to fetch."""
 
     client: Client
     applied: Revision | None = None
     held: dict[str, PlacementState] = field(default_factory=dict)
     failed_open: bool = False
+    budget_blocks: int = 1_000
     fetched: list[str] = field(default_factory=list)
+    salts: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
         while True:
@@ -276,21 +279,23 @@ class Sidecar:
     async def _apply(self, answer: SyncResponse) -> None:
         for each in answer.placements:
             if each.id not in self.held:
-                text = await self.client.http.get(f"/v1/content/{each.content_digest}")
-                assert text.status_code == 200, text.text
-                self.fetched.append(text.json()["systemInstructions"])
-        self.held = {
-            each.id: PlacementState(
-                id=each.id,
-                phase=Phase.WARM,
-                token_digest=each.content_digest,
-                tokens=320,
-                pinned_tokens=320,
-                pinned=Pinning.HARD,
-            )
-            for each in answer.placements
-        }
+                await self._fetch(each)
+        self.held = {each.id: _obeyed(each) for each in answer.placements}
         self.applied = answer.revision
+
+    async def _fetch(self, placement: Placement) -> None:
+        text = await self.client.http.get(f"/v1/content/{placement.content_digest}")
+        assert text.status_code == 200, text.text
+        self.fetched.append(text.json()["systemInstructions"])
+        if placement.salted:
+            salt = await self.client.http.get(f"/v1/salts/{placement.id}")
+            assert salt.status_code == 200, salt.text
+            self.salts.append(salt.json()["salt"])
+
+    @property
+    def pinned(self) -> int:
+        """How many texts it holds pinned."""
+        return sum(each.pinned is Pinning.HARD for each in self.held.values())
 
     def _question(self) -> SyncRequest:
         engine = EngineState(
@@ -300,10 +305,26 @@ class Sidecar:
             epoch="1",
             models=(MODEL,),
             block_size=32,
+            blocks_total=2 * self.budget_blocks,
+            budget_blocks=self.budget_blocks,
         )
         held = tuple(self.held.values())
         state = SidecarState(engine=engine, placements=held, failed_open=self.failed_open)
         return SyncRequest(revision=self.applied, state=state)
+
+
+def _obeyed(placement: Placement) -> PlacementState:
+    """Return the state of a placement when what it asks for is done."""
+    if placement.release is not None:
+        return PlacementState(id=placement.id, phase=Phase.RELEASED, released=placement.release)
+    return PlacementState(
+        id=placement.id,
+        phase=Phase.WARM,
+        token_digest=placement.content_digest,
+        tokens=320,
+        pinned_tokens=320,
+        pinned=Pinning.HARD,
+    )
 
 
 @asynccontextmanager

@@ -15,7 +15,9 @@ from e2e.cluster import Cluster
 from e2e.operator_stand import (
     OPERATOR,
     ROOT,
+    SYSTEM,
     TEXT,
+    Client,
     Operator,
     apply,
     conditions,
@@ -28,9 +30,11 @@ from e2e.operator_stand import (
     process,
     ready,
     sidecars,
+    token,
     until,
 )
 from promptprefix.crd import custom_resource_definition
+from promptprefix.wire import AUDIENCE
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds Kubernetes
 
@@ -99,16 +103,21 @@ def make_secret(server: Cluster, name: str, **texts: str) -> None:
     apply(server, json.dumps(body))
 
 
+def grant_secret(server: Cluster, name: str) -> None:
+    """Let the operator get one Secret, as the chart's contentSecrets does."""
+    server.kubectl(
+        "create", "role", name, "-n", "ml",
+        "--verb=get", "--resource=secrets", f"--resource-name={name}",
+    )  # fmt: skip
+    server.kubectl("create", "rolebinding", name, "-n", "ml", f"--role={name}", OPERATOR)
+
+
 def message(server: Cluster, name: str, kind: str = "Ready") -> str:
     return str(conditions(server, name)[kind]["message"])
 
 
 async def test_texts_of_secrets(server: Cluster, tmp_path: Path) -> None:
-    server.kubectl(
-        "create", "role", "content", "-n", "ml",
-        "--verb=get", "--resource=secrets", "--resource-name=allowed",
-    )  # fmt: skip
-    server.kubectl("create", "rolebinding", "content", "-n", "ml", "--role=content", OPERATOR)
+    grant_secret(server, "allowed")
     async with (
         operator(server, tmp_path, RESYNC_SECONDS="1") as running,
         sidecars(server, running) as fakes,
@@ -136,6 +145,58 @@ async def test_texts_of_secrets(server: Cluster, tmp_path: Path) -> None:
         server.kubectl("delete", "promptprefix", "--all", "-n", "ml", "--timeout=5s")
     assert {"InvalidTools", "ContentForbidden"} <= {each["reason"] for each in told}
     assert "must not leak" not in json.dumps(told) + json.dumps(running.lines) + resources
+    assert running.errors == []
+
+
+async def test_cache_salts(server: Cluster, tmp_path: Path) -> None:
+    salt, other = "a-salt-that-must-not-leak", "another-that-must-not-leak"
+    grant_secret(server, "tenant")
+    make_secret(server, "tenant", salt=salt, short="too-short")
+    make_secret(server, "stranger", salt=salt)
+    async with (
+        operator(server, tmp_path, RESYNC_SECONDS="1") as running,
+        sidecars(server, running) as fakes,
+    ):
+        apply(server, manifest("salted", cacheSaltRef={"name": "tenant"}, replicas=1))
+        await until(lambda: ready(server, "salted") == ("True", "Warm", 1))
+        holder, idle = sorted(fakes, key=lambda each: -len(each.held))
+        assert (holder.salts, idle.salts) == ([salt], [])
+        [placement] = holder.held
+        answer = await idle.client.http.get(f"/v1/salts/{placement}")
+        assert (answer.status_code, salt in answer.text) == (403, False)
+        router = Client(
+            server,
+            running,
+            token(server, SYSTEM, "promptprefix-router", f"--audience={AUDIENCE}"),
+        )
+        [route] = (await router.routes()).prefixes
+        assert route.salt == salt
+
+        make_secret(server, "tenant", salt=other, short="too-short")
+        await until(lambda: holder.salts + idle.salts == [salt, other])
+        await until(lambda: ready(server, "salted") == ("True", "Warm", 1))
+        newest = (await router.routes()).prefixes[0]
+        assert (newest.salt, newest.fingerprint) == (other, route.fingerprint)
+        await router.http.aclose()
+
+        apply(server, manifest("short", cacheSaltRef={"name": "tenant", "key": "short"}))
+        apply(server, manifest("absent", cacheSaltRef={"name": "tenant", "key": "other"}))
+        apply(server, manifest("stranger", cacheSaltRef={"name": "stranger"}))
+        await until(lambda: ready(server, "short")[1] == "InvalidSalt")
+        assert "data.short has 9 characters" in message(server, "short")
+        await until(lambda: ready(server, "absent")[1] == "InvalidSalt")
+        assert "has no key other" in message(server, "absent")
+        await until(lambda: ready(server, "stranger")[1] == "ContentForbidden")
+        assert "contentSecrets.ml" in message(server, "stranger")
+        assert conditions(server, "short")["Stalled"]["status"] == "True"
+        assert conditions(server, "stranger")["Stalled"]["status"] == "False"
+        _, metrics = await running.health("/metrics")
+        told = [events(server, name) for name in ("salted", "short", "absent", "stranger")]
+        resources = server.kubectl("get", "promptprefix", "-n", "ml", "-o", "json")
+        server.kubectl("delete", "promptprefix", "--all", "-n", "ml", "--timeout=5s")
+    everything = json.dumps(told) + json.dumps(running.lines) + resources + metrics
+    assert "must-not-leak" not in everything
+    assert "too-short" not in everything
     assert running.errors == []
 
 

@@ -155,9 +155,6 @@ class Cluster:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
 
-    def logs(self) -> dict[str, Path]:
-        return {name: self.namespaces.log_file(name) for name in self.namespaces.running}
-
     def wait_for_end(self) -> None:
         """Return when the namespaces end, for instance by `python -m e2e.cluster down`."""
         self.namespaces.unshare.wait()
