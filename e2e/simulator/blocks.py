@@ -100,7 +100,11 @@ class BlockPool:
         for block, digest in zip(blocks, hashes, strict=True):
             block.block_hash = digest
             self._cached.setdefault(digest, {})[block.block_id] = block
-        if self._events is not None and blocks:
+        self.tell(hashes, context)
+
+    def tell(self, hashes: Sequence[bytes], context: StoredContext) -> None:
+        """Record an event of blocks that are cached now."""
+        if self._events is not None and hashes:
             self._events.append(
                 BlockStored(
                     block_hashes=[event_hash(digest) for digest in hashes],

@@ -41,6 +41,10 @@ class CacheManager:
             if blocks is None:
                 break
             found.append(blocks[0])
+        if request.reports_cached:
+            self.block_pool.tell(
+                request.block_hashes[: len(found)], self._context(request, 0, len(found))
+            )
         return found
 
     def allocate_slots(
@@ -94,17 +98,20 @@ class CacheManager:
         cached = self._cached_blocks.get(request.request_id, 0)
         if cached >= full:
             return
-        size = self.block_pool.block_size
-        lora = request.lora_request
         self.block_pool.cache(
             blocks[cached:full],
             request.block_hashes[cached:full],
-            StoredContext(
-                token_ids=request.all_token_ids[cached * size : full * size],
-                extra_keys=[request.extra_keys(block) for block in range(cached, full)],
-                parent=request.block_hashes[cached - 1] if cached else None,
-                lora_id=None if lora is None else lora.lora_int_id,
-                lora_name=None if lora is None else lora.lora_name,
-            ),
+            self._context(request, cached, full),
         )
         self._cached_blocks[request.request_id] = full
+
+    def _context(self, request: SimRequest, first: int, end: int) -> StoredContext:
+        size = self.block_pool.block_size
+        lora = request.lora_request
+        return StoredContext(
+            token_ids=request.all_token_ids[first * size : end * size],
+            extra_keys=[request.extra_keys(block) for block in range(first, end)],
+            parent=request.block_hashes[first - 1] if first else None,
+            lora_id=None if lora is None else lora.lora_int_id,
+            lora_name=None if lora is None else lora.lora_name,
+        )

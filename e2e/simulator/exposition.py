@@ -84,14 +84,17 @@ def _family(
 ) -> Iterator[str]:
     yield f"# TYPE vllm:{name} {kind}"
     for key, value in values.items():
-        # vLLM's page has labels in the order of their names.
-        ordered = ",".join(sorted([*labels.split(","), f'{label}="{key}"']))
-        yield f"vllm:{name}{{{ordered}}} {float(value)!r}"
+        yield f"vllm:{name}{{{_with(labels, label, key)}}} {float(value)!r}"
 
 
 def _histogram(name: str, labels: str, found: Histogram) -> Iterator[str]:
     yield f"# TYPE vllm:{name} histogram"
     for bound, count in found.cumulative():
-        yield f'vllm:{name}_bucket{{{labels},le="{bound}"}} {float(count)!r}'
+        yield f"vllm:{name}_bucket{{{_with(labels, 'le', bound)}}} {float(count)!r}"
     yield f"vllm:{name}_count{{{labels}}} {float(found.count)!r}"
     yield f"vllm:{name}_sum{{{labels}}} {found.total!r}"
+
+
+def _with(labels: str, name: str, value: str) -> str:
+    """Add a label; vLLM's page has them in the order of their names."""
+    return ",".join(sorted([*labels.split(","), f'{name}="{value}"']))

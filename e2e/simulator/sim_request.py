@@ -101,6 +101,12 @@ class SimRequest:
     def is_finished(self) -> bool:
         return self.status.finish_reason is not None
 
+    @property
+    def reports_cached(self) -> bool:
+        """Whether KV events tell of the cached blocks that it uses, as its client asked for."""
+        asked = (self.sampling_params.extra_args or {}).get("kv_cache_report_mode")
+        return asked == "full"
+
     def append_output(self, token_id: int) -> None:
         self.output_token_ids.append(token_id)
         self.all_token_ids.append(token_id)

@@ -40,13 +40,14 @@ def test_a_pin_is_held_and_told_in_numbers(client: ContractClient) -> None:
 
 
 def test_unpin_watches_and_matches_count_without_a_hit(client: ContractClient) -> None:
-    client.command("pin", "a", PREFIX)
-    client.command("unpin", "a")
+    prefix = tokens(31, 20 * BLOCK_SIZE + 1)
+    client.command("pin", "watched", prefix)
+    client.command("unpin", "watched")
     press(client)
-    assert client.cached_tokens(user(2)) == 0
+    assert client.cached_tokens([*prefix[:-1], *tokens(2, 40)]) == 0
     report = client.command("report")
     assert report["pins"] == []
-    (watched,) = [each for each in report["watched"] if each["id"] == "a"]
+    (watched,) = [each for each in report["watched"] if each["id"] == "watched"]
     assert (watched["matches"], watched["tokens"]) == (1, 20 * BLOCK_SIZE)
     assert report["released"][-1]["reason"] == "Unpinned"
 
