@@ -19,29 +19,39 @@ class Standing(Enum):
     """Whether a pod can hold a prefix of a model, best first."""
 
     ELIGIBLE = "eligible"
+    ASLEEP = "engine asleep"
     WRONG_MODEL = "does not serve the model"
     UNHEALTHY = "engine not healthy"
     UNCONNECTED = "sidecar not connected"
+    DECODES = "gets KV from prefill pods"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """A pod and what its sidecar says.
 
     ``holds`` and ``warms`` are the uids of the resources of which it may hold some version, and
-    of which it holds one warm.
+    of which it holds one warm; ``knows`` also has those of which it has released what it held.
     """
 
     pod: Pod
     engine: EngineState | None
     reported: Mapping[str, PlacementState]
+    told: frozenset[str]
     holds: frozenset[str]
     warms: frozenset[str]
+    knows: frozenset[str]
+    models: frozenset[str]
 
     @property
     def connected(self) -> bool:
         """Whether its sidecar is connected."""
         return self.engine is not None
+
+    @property
+    def serving(self) -> bool:
+        """Whether its engine answers; one that is down holds nothing, whatever was reported."""
+        return self.engine is not None and self.engine.healthy
 
     def phase(self, placement: str) -> Phase | None:
         """Return the reported phase of a placement, if it is reported."""
@@ -50,29 +60,40 @@ class Candidate:
 
     def standing(self, model: str) -> Standing:
         """Return whether the pod can hold a prefix of ``model``."""
+        if self.pod.decodes:
+            return Standing.DECODES
         if self.engine is None:
             return Standing.UNCONNECTED
+        if self.engine.asleep:
+            return Standing.ASLEEP
         if not self.engine.healthy:
             return Standing.UNHEALTHY
-        return Standing.ELIGIBLE if model in self.engine.models else Standing.WRONG_MODEL
+        return Standing.ELIGIBLE if model in self.models else Standing.WRONG_MODEL
 
 
 def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
     """Join a pod with its sidecar's report."""
+    none: frozenset[str] = frozenset()
     if sidecar is None:
-        return Candidate(pod, None, {}, frozenset(), frozenset())
+        return Candidate(pod, None, {}, none, none, none, none, none)
     reported = {state.id: state for state in sidecar.state.placements}
-    held = {id_ for id_, state in reported.items() if _held(state)}
+    held = {owner(id_) for id_, state in reported.items() if held_there(state)}
+    told = {owner(id_) for id_ in sidecar.told}
+    released = {owner(id_) for id_, state in reported.items() if state.phase is Phase.RELEASED}
     return Candidate(
         pod=pod,
         engine=sidecar.state.engine,
         reported=reported,
-        holds=frozenset(owner(id_) for id_ in held | sidecar.told),
+        told=sidecar.told,
+        holds=frozenset(held | told),
         warms=frozenset(owner(id_) for id_, s in reported.items() if s.phase is Phase.WARM),
+        knows=frozenset(held | told | released),
+        models=frozenset(sidecar.state.engine.models),
     )
 
 
-def _held(state: PlacementState) -> bool:
+def held_there(state: PlacementState) -> bool:
+    """Whether a pod that reports this holds blocks for the placement, or is about to."""
     return state.pinned_tokens > 0 or state.phase not in (Phase.RELEASED, Phase.FAILED)
 
 
@@ -81,9 +102,15 @@ def obstacle(each: Candidate, model: str) -> Problem | None:
     match each.standing(model):
         case Standing.ELIGIBLE:
             return None
+        case Standing.DECODES:
+            reason = Reason.DECODE_POD
+            message = "It gets its KV from prefill pods: prefixes are held on those."
         case Standing.UNCONNECTED:
             reason = Reason.SIDECAR_NOT_CONNECTED
             message = "No sidecar of this pod is connected: see the log of its sidecar container."
+        case Standing.ASLEEP:
+            reason = Reason.ENGINE_ASLEEP
+            message = "The engine was put to sleep: the prefix is warmed when it is woken up."
         case Standing.UNHEALTHY:
             reason = Reason.ENGINE_NOT_HEALTHY
             message = "The engine does not answer its health check (yet): see its log."
@@ -103,18 +130,32 @@ def shortfall(
             f"No pod in namespace {namespace} matches spec.pods.selector: compare it with "
             "the labels of the vLLM pods.",
         )
-    by_standing = {
-        standing: [each for each in selected if each.standing(spec.model) is standing]
-        for standing in Standing
-    }
+    by_standing: dict[Standing, list[Candidate]] = {standing: [] for standing in Standing}
+    for each in selected:
+        by_standing[each.standing(spec.model)].append(each)
     eligible = len(by_standing[Standing.ELIGIBLE])
-    if eligible:
-        if eligible >= spec.pods_wanted(eligible):
-            return None
+    if not eligible:
+        return _nobody(spec, selected, by_standing)
+    if eligible >= spec.pods_wanted(eligible):
+        return None
+    return Shortfall(
+        Reason.INSUFFICIENT_PODS,
+        f"{spec.replicas} replicas are wanted, but only {_pods(eligible)} of "
+        f"{len(selected)} selected can hold the prefix: add pods or lower spec.replicas.",
+    )
+
+
+def _nobody(
+    spec: PromptPrefixSpec,
+    selected: Sequence[Candidate],
+    by_standing: Mapping[Standing, Sequence[Candidate]],
+) -> Shortfall:
+    """Return why no pod is eligible: the standing that is nearest to it."""
+    if asleep := by_standing[Standing.ASLEEP]:
         return Shortfall(
-            Reason.INSUFFICIENT_PODS,
-            f"{spec.replicas} replicas are wanted, but only {_pods(eligible)} of "
-            f"{len(selected)} selected can hold the prefix: add pods or lower spec.replicas.",
+            Reason.ENGINE_ASLEEP,
+            f"The engines of {_pods(len(asleep))} are asleep: the prefix is warmed when one is "
+            "woken up.",
         )
     if wrong := by_standing[Standing.WRONG_MODEL]:
         return Shortfall(
@@ -127,6 +168,12 @@ def shortfall(
             Reason.ENGINE_NOT_HEALTHY,
             f"No engine is healthy on the {_pods(len(unhealthy))} with a connected sidecar: "
             "wait until vLLM has started, or see its log.",
+        )
+    if len(by_standing[Standing.DECODES]) == len(selected):
+        return Shortfall(
+            Reason.DECODE_POD,
+            f"All of {_pods(len(selected))} selected get their KV from prefill pods: let "
+            "spec.pods.selector select the prefill pods.",
         )
     return Shortfall(
         Reason.SIDECAR_NOT_CONNECTED,

@@ -57,18 +57,20 @@ class Families:
     """The footprints of all heads at one moment.
 
     Rungs that the same heads have in common are one node, so that a footprint has as many nodes as
-    there are different circles of heads that it shares blocks with.
+    there are different sets of heads that it shares blocks with.
     """
 
     def __init__(self, heads: Iterable[Head]) -> None:
-        self._circles: Counter[Node] = Counter()
+        self._sharers: Counter[Node] = Counter()
         self._known: dict[Head, Footprint] = {}
         for head in heads:
             if head.heads:
-                self._circles.update(node for _, node in head.rungs)
+                self._sharers.update(node for _, node in head.rungs)
 
     def footprint(self, head: Head) -> Footprint:
-        """Return the footprint of one of the heads."""
+        """Return the footprint of one of the heads, or of one that shares nothing."""
+        if not head.heads:
+            return Footprint(head.blocks, head.blocks)
         found = self._known.get(head)
         if found is None:
             found = self._known[head] = self._read(head)
@@ -76,14 +78,14 @@ class Families:
 
     def _read(self, head: Head) -> Footprint:
         segments: list[tuple[Node, int]] = []
-        covered = circle = 0
+        covered = sharers = 0
         for rung, node in head.rungs:
-            size = self._circles[node]
+            size = self._sharers[node]
             if size < 2:
                 break
-            if segments and size == circle:
+            if segments and size == sharers:
                 segments[-1] = (node, segments[-1][1] + rung - covered)
             else:
                 segments.append((node, rung - covered))
-            covered, circle = rung, size
+            covered, sharers = rung, size
         return Footprint(head.blocks, head.blocks - covered, tuple(segments))

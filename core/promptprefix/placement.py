@@ -1,27 +1,33 @@
 """The planner: which pods hold which prefix, what the router sees, and what the status says.
 
-`plan` is a pure function of one snapshot. Holders that stay eligible stay; what is missing goes to
-the pods with the fewest placements, ties broken by a rendezvous hash, so that equal snapshots give
-equal plans.
+A plan is a pure function of one snapshot and the clock: equal ones give equal plans. A `Planner`
+remembers what it read and worked out, so that a plan after a small change costs little.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 
-from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
-from promptprefix.demand import ALWAYS, Demand, Evidence, demand
-from promptprefix.eligibility import Candidate, Standing, candidate, obstacle, shortfall
-from promptprefix.fleet import Prefix, Snapshot, Version
-from promptprefix.resource import Problem, PromptPrefixStatus
-from promptprefix.routes import endpoints_of, route_prefixes_of
-from promptprefix.versions import kept_until, retained
+from promptprefix.assignment import Draft, assign
+from promptprefix.budget import budget_of
+from promptprefix.circles import Circles
+from promptprefix.dossier import Dossier
+from promptprefix.fleet import Limits, Prefix, Snapshot
+from promptprefix.heads import Families, Head
+from promptprefix.refusals import Takers
+from promptprefix.resource import PromptPrefixStatus
+from promptprefix.roster import Roster, Station
+from promptprefix.routes import endpoint_of
+from promptprefix.sizes import Sizes
+from promptprefix.telling import status_for
+from promptprefix.tenure import sole, tenures
 from promptprefix.windows import Calendar
-from promptprefix.wire import HARD_PINS, Phase, Placement, RouteEndpoint, RoutePrefix
+from promptprefix.wire import Placement, RouteEndpoint, RoutePrefix
+
+_ALL = Limits()
 
 
 @dataclass(frozen=True)
@@ -42,270 +48,167 @@ class Plan:
     wake_at: datetime | None = None
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """One resource's pods. ``selected`` match its selector; ``chosen`` should hold it.
-
-    ``awaited``: it is too early to add or say anything; what is held stays.
-    """
-
-    prefix: Prefix
-    selected: tuple[Candidate, ...]
-    wanted: int
-    chosen: tuple[Candidate, ...]
-    awaited: bool = False
-    demand: Demand = ALWAYS
-
-
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
     """Return the plan for ``snapshot``; ``now`` dates the transitions of conditions."""
-    candidates = _candidates(snapshot)
-    prefixes = sorted(snapshot.prefixes, key=lambda prefix: (prefix.namespace, prefix.name))
-    calendar = Calendar()
-    demands = {
-        prefix.uid: demand(prefix, _evidence(prefix, candidates, snapshot), now, calendar)
-        for prefix in prefixes
-    }
-    choices = _spread(prefixes, candidates, demands, settling=snapshot.settling)
-    sets: dict[str, list[Placement]] = {
-        each.pod.uid: [] for group in candidates.values() for each in group if each.connected
-    }
-    placements: dict[str, Placement] = {}
-    for choice in choices:
-        for each in choice.chosen:
-            for version in _versions_on(choice, each, snapshot, now):
-                if version.id not in placements:
-                    placements[version.id] = _placement(choice, version)
-                sets[each.pod.uid].append(placements[version.id])
-    desired = {uid: tuple(held) for uid, held in sets.items()}
-    holders = _holders(prefixes, candidates)
-    return Plan(
-        desired=desired,
-        prefixes=route_prefixes_of(prefixes, candidates, desired),
-        endpoints=endpoints_of(candidates, desired),
-        statuses={
-            choice.prefix.uid: status_of(_outlook(choice, holders), now)
-            for choice in choices
-            if not choice.prefix.deleting and not choice.awaited
-        },
-        kept=frozenset(placement.id for each in desired.values() for placement in each),
-        wake_at=min(_wakes(choices, demands, snapshot, now), default=None),
-    )
+    return Planner().plan(snapshot, now)
 
 
-def _evidence(
-    prefix: Prefix, candidates: Mapping[str, Sequence[Candidate]], snapshot: Snapshot
-) -> Evidence:
-    holders = [each for each in candidates.get(prefix.namespace, ()) if prefix.uid in each.holds]
-    known = [version for version in (prefix.version, *prefix.earlier) if version is not None]
-    matches = [version.last_matched for version in known if version.last_matched is not None]
-    matches += [at for version in known if (at := _matched(version, holders)) is not None]
-    visible = prefix.namespace in snapshot.routed or any(
-        each.engine is not None and HARD_PINS in each.engine.capabilities for each in holders
-    )
-    return Evidence(max(matches, default=None), visible)
+class Planner:
+    """Makes plans, and remembers as much as the pods and resources of the last snapshot need."""
 
+    def __init__(self) -> None:
+        self._calendar = Calendar()
+        self._roster = Roster()
+        self._circles = Circles()
+        self._dossiers: dict[str, Dossier] = {}
+        self._heads: Sequence[tuple[Head, ...]] = ()
+        self._families = Families(())
 
-def _matched(version: Version, holders: Sequence[Candidate]) -> datetime | None:
-    states = (each.reported.get(version.id) for each in holders)
-    hits = [state.last_hit for state in states if state is not None and state.last_hit]
-    return datetime.fromtimestamp(max(hits), UTC) if hits else None
-
-
-def _wakes(
-    choices: Sequence[_Choice], demands: Mapping[str, Demand], snapshot: Snapshot, now: datetime
-) -> Iterator[datetime]:
-    yield from (each.wake_at for each in demands.values() if each.wake_at is not None)
-    for choice in choices:
-        for version in choice.prefix.earlier if choice.chosen else ():
-            end = kept_until(version, _matched(version, choice.chosen), snapshot.retention)
-            if end is not None and end > now:
-                yield end
-
-
-def _candidates(snapshot: Snapshot) -> dict[str, list[Candidate]]:
-    """Return the pods by namespace, sorted by name."""
-    groups: dict[str, list[Candidate]] = defaultdict(list)
-    for pod in sorted(snapshot.pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
-        groups[pod.namespace].append(candidate(pod, snapshot.sidecars.get(pod.uid)))
-    return groups
-
-
-def _spread(
-    prefixes: Sequence[Prefix],
-    candidates: Mapping[str, Sequence[Candidate]],
-    demands: Mapping[str, Demand],
-    *,
-    settling: bool,
-) -> list[_Choice]:
-    """Choose the pods of every resource: first all that stay, then what is missing.
-
-    Both passes count into the same load, so that a new prefix sees the old ones' placements.
-    """
-    load: dict[str, int] = defaultdict(int)
-    selections: dict[tuple[str, str], tuple[Candidate, ...]] = {}
-    drafts = [
-        _stay(prefix, _selected(prefix, candidates, selections), demands[prefix.uid])
-        for prefix in prefixes
-    ]
-    for draft in drafts:
-        for each in draft.chosen:
-            load[each.pod.uid] += 1
-    return [
-        replace(draft, awaited=True)
-        if settling and not all(each.connected for each in draft.selected)
-        else _fill(draft, load)
-        for draft in drafts
-    ]
-
-
-def _selected(
-    prefix: Prefix,
-    candidates: Mapping[str, Sequence[Candidate]],
-    known: dict[tuple[str, str], tuple[Candidate, ...]],
-) -> tuple[Candidate, ...]:
-    """Return the pods that the resource selects; equal selectors share one search in ``known``."""
-    spec = prefix.spec
-    if spec is None or spec.suspend or prefix.deleting:
-        return ()
-    selector = spec.pods.selector
-    key = (prefix.namespace, selector.model_dump_json())
-    if key not in known:
-        known[key] = tuple(
-            each
-            for each in candidates.get(prefix.namespace, ())
-            if not each.pod.leaving and selector.matches(each.pod.labels)
+    def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
+        """Return the plan for ``snapshot``, the same as any other planner's."""
+        self._roster.see(snapshot.pods, snapshot.sidecars)
+        prefixes = sorted(snapshot.prefixes, key=lambda each: (each.namespace, each.name, each.uid))
+        dossiers = self._open(prefixes)
+        stations = self._clear(snapshot.limits)
+        drafts = self._drafts(snapshot, dossiers, now)
+        assign(drafts)
+        _settle(drafts, dossiers, snapshot, now)
+        takers = Takers()
+        statuses = {}
+        routes: list[RoutePrefix] = []
+        for draft, dossier in zip(drafts, dossiers, strict=True):
+            _grant(draft, dossier)
+            routes += dossier.routes_of(draft)
+            if not draft.prefix.deleting and not draft.awaited:
+                limits = snapshot.limits.get(draft.prefix.namespace, _ALL)
+                statuses[draft.prefix.uid] = status_for(draft, dossier, takers, limits, now)
+        self._circles.prune()
+        return Plan(
+            desired=_desired(stations),
+            prefixes=tuple(routes),
+            endpoints=tuple(_endpoints(stations)),
+            statuses=statuses,
+            kept=frozenset(id_ for draft in drafts for id_, on in draft.holders.items() if on),
+            wake_at=min(_wakes(drafts, now), default=None),
         )
-    return known[key]
 
+    def _open(self, prefixes: Sequence[Prefix]) -> Sequence[Dossier]:
+        """Return the dossiers of all resources, and read what is new of them."""
+        opened: dict[str, Dossier] = {}
+        for prefix in prefixes:
+            dossier = self._dossiers.get(prefix.uid)
+            if dossier is None or (dossier.prefix is not prefix and dossier.prefix != prefix):
+                dossier = Dossier(prefix)
+            dossier.read(self._roster.company(prefix.namespace))
+            opened[prefix.uid] = dossier
+        self._dossiers = opened
+        for company in self._roster.companies.values():
+            company.prune(opened)
+        return list(opened.values())
 
-def _stay(prefix: Prefix, selected: tuple[Candidate, ...], demand: Demand) -> _Choice:
-    """Keep the holders that may stay, those that hold it warm before the others."""
-    spec = prefix.spec
-    if spec is None or spec.suspend or prefix.deleting:
-        return _Choice(prefix, (), 0, (), demand=demand)
-    if not demand.held:
-        known = tuple(each for each in selected if prefix.uid in each.holds)
-        return _Choice(prefix, selected, 0, known, demand=demand)
-    staying = [
-        each
-        for each in selected
-        if prefix.uid in each.holds
-        and each.standing(spec.model) in (Standing.ELIGIBLE, Standing.UNHEALTHY)
-    ]
-    eligible = sum(each.standing(spec.model) is Standing.ELIGIBLE for each in selected)
-    if spec.replicas == "All":
-        recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
-        return _Choice(prefix, selected, eligible + len(recovering), tuple(staying), demand=demand)
-    # An engine that restarts keeps its place only as long as no healthy pod can take it.
-    wanted = spec.pods_wanted(eligible)
-    spare = max(0, wanted - eligible)
-    healthy = [e for e in staying if e.standing(spec.model) is Standing.ELIGIBLE]
-    healthy.sort(key=lambda e: (prefix.uid not in e.warms, _rank(prefix, e)))
-    recovering = [e for e in staying if e.standing(spec.model) is Standing.UNHEALTHY]
-    chosen = (*healthy[:wanted], *recovering[:spare])
-    return _Choice(prefix, selected, wanted, chosen, demand=demand)
+    def _clear(self, limits: Mapping[str, Limits]) -> list[Station]:
+        """Return all pods, by namespace and name, each with an empty ledger."""
+        companies = self._roster.companies
+        stations = []
+        for namespace in sorted(companies):
+            share = limits.get(namespace, _ALL)
+            for station in companies[namespace].in_order:
+                station.ledger.clear(budget_of(station.candidate.engine, share))
+                station.granted = []
+                stations.append(station)
+        return stations
 
+    def _drafts(
+        self, snapshot: Snapshot, dossiers: Sequence[Dossier], now: datetime
+    ) -> list[Draft]:
+        heads = [dossier.heads for dossier in dossiers if dossier.heads]
+        if heads != self._heads:
+            self._families = Families(head for each in heads for head in each)
+        self._heads = heads
+        sizes = Sizes(self._roster.companies, self._families)
+        return [self._draft(snapshot, dossier, sizes, now) for dossier in dossiers]
 
-def _fill(draft: _Choice, load: dict[str, int]) -> _Choice:
-    """Add eligible pods until the wanted number is reached."""
-    prefix, spec = draft.prefix, draft.prefix.spec
-    missing = draft.wanted - len(draft.chosen) if draft.demand.held else 0
-    if spec is None or prefix.refusal is not None or missing <= 0:
+    def _draft(self, snapshot: Snapshot, dossier: Dossier, sizes: Sizes, now: datetime) -> Draft:
+        prefix, spec = dossier.prefix, dossier.prefix.spec
+        demand = dossier.demand(prefix.namespace in snapshot.routed, now, self._calendar)
+        cap = snapshot.limits.get(prefix.namespace, _ALL).max_priority
+        priority = min(spec.priority, cap) if spec is not None else 0
+        if spec is None or spec.suspend or prefix.deleting:
+            return Draft(prefix, priority, demand, None, sizes)
+        company = self._roster.company(prefix.namespace)
+        circle = self._circles.circle(
+            prefix.namespace, company, dossier.selector, spec.pods.selector, spec.model
+        )
+        draft = Draft(prefix, priority, demand, circle, sizes)
+        draft.stays = dossier.stays(company, circle, sizes, self._families, demand.held)
+        draft.awaited = snapshot.settling and not circle.connected
         return draft
-    taken = {each.pod.uid for each in draft.chosen}
-    free = [
-        each
-        for each in draft.selected
-        if each.pod.uid not in taken and each.standing(spec.model) is Standing.ELIGIBLE
-    ]
-    free.sort(key=lambda each: (load[each.pod.uid], _rank(prefix, each)))
-    for each in free[:missing]:
-        load[each.pod.uid] += 1
-    return replace(draft, chosen=(*draft.chosen, *free[:missing]))
 
 
-def _rank(prefix: Prefix, each: Candidate) -> bytes:
-    """Rendezvous hash: each resource has its own order of the pods."""
-    return hashlib.sha256(f"{prefix.uid}/{each.pod.uid}".encode()).digest()
+def _settle(
+    drafts: Sequence[Draft], dossiers: Sequence[Dossier], snapshot: Snapshot, now: datetime
+) -> None:
+    """Say which versions chosen pods hold; room for more than one goes by priority, too."""
+    edited = []
+    for draft, dossier in zip(drafts, dossiers, strict=True):
+        if not draft.prefix.earlier:
+            draft.tenures = sole(draft.prefix)
+            draft.holders = {each.version.id: draft.chosen for each in draft.tenures}
+        elif draft.chosen:
+            edited.append((draft, dossier))
+    edited.sort(key=lambda each: each[0].order)
+    for draft, dossier in edited:
+        for station in draft.chosen:
+            held = tenures(draft, station, dossier.matched, now, snapshot.retention)
+            draft.varied[station] = held
+            for each in held:
+                draft.holders.setdefault(each.version.id, []).append(station)
 
 
-def _versions_on(
-    choice: _Choice, each: Candidate, snapshot: Snapshot, now: datetime
-) -> list[Version]:
-    """Return what the chosen pod should hold.
+def _grant(draft: Draft, dossier: Dossier) -> None:
+    """Add to the pods' sets."""
+    if draft.varied:
+        for station, held in draft.varied.items():
+            station.granted += [
+                dossier.placement(each, draft.priority, draft.demand) for each in held
+            ]
+        return
+    for each in draft.tenures if draft.chosen else ():
+        placement = dossier.placement(each, draft.priority, draft.demand)
+        for station in draft.chosen:
+            station.granted.append(placement)
 
-    The declared version, until that is warm on this pod the newest earlier one that is, and those
-    that are still kept.
-    """
-    prefix = choice.prefix
-    versions: list[Version] = []
-    needed = True
-    if prefix.version is not None and prefix.refusal is None:
-        versions.append(prefix.version)
-        needed = each.phase(prefix.version.id) is not Phase.WARM
-    for version in prefix.earlier:
-        if each.phase(version.id) is not Phase.WARM:
+
+def _desired(stations: Sequence[Station]) -> Mapping[str, tuple[Placement, ...]]:
+    desired = {}
+    for station in stations:
+        if station.candidate.engine is None:
             continue
-        matched = _matched(version, choice.chosen)
-        if needed or retained(version, matched, now, snapshot.retention):
-            versions.append(version)
-        needed = False
-    return versions
+        made = tuple(station.granted)
+        if made != station.desired:
+            station.desired = made
+        desired[station.candidate.pod.uid] = station.desired
+    return desired
 
 
-def _placement(choice: _Choice, version: Version) -> Placement:
-    prefix = choice.prefix
-    if prefix.spec is None:
-        raise ValueError("a resource without a spec has no placements")
-    return Placement(
-        id=version.id,
-        namespace=prefix.namespace,
-        name=prefix.name,
-        model=version.model,
-        fingerprint=version.fingerprint,
-        content_digest=version.content_digest,
-        pinning=prefix.spec.pinning,
-        salted=bool(version.salt_digest),
-    )
+def _endpoints(stations: Sequence[Station]) -> Iterator[RouteEndpoint]:
+    for station in stations:
+        shown = (station.candidate, station.desired)
+        if station.shown is None or not all(map(operator.is_, station.shown, shown)):
+            made = endpoint_of(*shown)
+            if made != station.endpoint:
+                station.endpoint = made
+            station.shown = shown
+        if station.endpoint is not None:
+            yield station.endpoint
 
 
-def _holders(
-    prefixes: Sequence[Prefix], candidates: Mapping[str, Sequence[Candidate]]
-) -> dict[str, tuple[str, ...]]:
-    """Return who holds what; a pod has no say in the resources of another namespace."""
-    homes = {prefix.uid: prefix.namespace for prefix in prefixes}
-    holders: dict[str, list[str]] = defaultdict(list)
-    for namespace, group in candidates.items():
-        for each in group:
-            for uid in each.holds:
-                if homes.get(uid, namespace) == namespace:
-                    holders[uid].append(each.pod.name)
-    return {uid: tuple(sorted(names)) for uid, names in holders.items()}
-
-
-def _outlook(choice: _Choice, holders: Mapping[str, tuple[str, ...]]) -> Outlook:
-    prefix, spec = choice.prefix, choice.prefix.spec
-    current = prefix.version.id if prefix.version is not None and not prefix.refusal else ""
-    short: Shortfall | None = None
-    obstacles: tuple[Problem, ...] = ()
-    if spec is not None and not spec.suspend:
-        if choice.demand.held and (len(choice.chosen) < choice.wanted or not choice.chosen):
-            short = shortfall(spec, prefix.namespace, choice.selected)
-        if short is not None or spec.replicas == "All":
-            chosen = {each.pod.uid for each in choice.chosen}
-            others = (each for each in choice.selected if each.pod.uid not in chosen)
-            found = (obstacle(each, spec.model) for each in others)
-            obstacles = tuple(problem for problem in found if problem is not None)
-    return Outlook(
-        prefix=prefix,
-        wanted=choice.wanted,
-        holdings=tuple(
-            Holding(each.pod.name, each.reported.get(current), each.engine)
-            for each in sorted(choice.chosen, key=lambda each: each.pod.name)
-        ),
-        obstacles=obstacles,
-        shortfall=short,
-        holders=holders.get(prefix.uid, ()),
-        demand=choice.demand,
-    )
+def _wakes(drafts: Sequence[Draft], now: datetime) -> Iterator[datetime]:
+    """Yield when the clock may change what is held."""
+    for draft in drafts:
+        if draft.demand.wake_at is not None:
+            yield draft.demand.wake_at
+        for held in draft.varied.values():
+            for each in held:
+                if each.until is not None and each.until > now:
+                    yield each.until

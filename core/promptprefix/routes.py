@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from promptprefix.eligibility import Candidate
 from promptprefix.fleet import Prefix, Version
@@ -15,28 +14,23 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PORT = 65_535
 
 
-def endpoints_of(
-    candidates: Mapping[str, Sequence[Candidate]],
-    desired: Mapping[str, tuple[Placement, ...]],
-) -> tuple[RouteEndpoint, ...]:
-    """Return every pod with a connected sidecar whose engine speaks plain HTTP, as the router does.
+def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint | None:
+    """Return a pod with a connected sidecar whose engine speaks plain HTTP, as the router does.
 
     The address is the API server's, never the sidecar's word: a pod can't send traffic elsewhere.
     """
-    return tuple(
-        RouteEndpoint(
-            pod_uid=each.pod.uid,
-            pod=each.pod.name,
-            namespace=each.pod.namespace,
-            address=each.pod.address,
-            port=each.engine.port,
-            models=each.engine.models,
-            ready=each.pod.ready and not each.pod.leaving,
-            warm=tuple(sorted(set(_warm(each, desired).values()))),
-        )
-        for group in candidates.values()
-        for each in group
-        if each.engine is not None and each.pod.address and _routable(each.engine)
+    if each.engine is None or not each.pod.address or not _routable(each.engine):
+        return None
+    warm = {digest for placement in desired if (digest := _warm_digest(each, placement))}
+    return RouteEndpoint(
+        pod_uid=each.pod.uid,
+        pod=each.pod.name,
+        namespace=each.pod.namespace,
+        address=each.pod.address,
+        port=each.engine.port,
+        models=each.engine.models,
+        ready=each.pod.ready and not each.pod.leaving,
+        warm=tuple(sorted(warm)),
     )
 
 
@@ -44,60 +38,49 @@ def _routable(engine: EngineState) -> bool:
     return not engine.tls and 0 < engine.port <= _MAX_PORT
 
 
-def route_prefixes_of(
-    prefixes: Sequence[Prefix],
-    candidates: Mapping[str, Sequence[Candidate]],
-    desired: Mapping[str, tuple[Placement, ...]],
-) -> tuple[RoutePrefix, ...]:
-    """Return the declared text of every resource, followed by earlier ones that pods still hold."""
-    digests: dict[str, set[str]] = defaultdict(set)
-    for group in candidates.values():
-        for each in group:
-            for placement, digest in _warm(each, desired).items():
-                digests[placement].add(digest)
-    kept = {placement.id for each in desired.values() for placement in each}
-    return tuple(
-        RoutePrefix(
-            id=version.id,
-            name=prefix.name,
-            tenant=prefix.namespace,
-            model=version.model,
-            fingerprint=version.fingerprint,
-            token_digests=tuple(sorted(digests.get(version.id, ()))),
-        )
-        for prefix in prefixes
-        for version in _routed(prefix, kept)
+def route_prefix_of(
+    prefix: Prefix, version: Version, holders: Iterable[Candidate], salted: bool
+) -> RoutePrefix:
+    """Return a version as routers match it; its ``holders`` should hold it."""
+    digests = {digest for each in holders if (digest := _digest(each, version.id, salted))}
+    return RoutePrefix(
+        id=version.id,
+        name=prefix.name,
+        tenant=prefix.namespace,
+        model=version.model,
+        fingerprint=version.fingerprint,
+        token_digests=tuple(sorted(digests)),
     )
 
 
-def _routed(prefix: Prefix, kept: set[str]) -> list[Version]:
+def routed_versions(prefix: Prefix, placed: Container[str]) -> Sequence[Version]:
+    """Return the declared text, also while it is released, and earlier ones that are ``placed``."""
     if prefix.spec is None or prefix.spec.suspend or prefix.deleting:
-        return []
+        return ()
     current = [prefix.version] if prefix.version is not None and prefix.refusal is None else []
-    return current + [version for version in prefix.earlier if version.id in kept]
+    return [*current, *(version for version in prefix.earlier if version.id in placed)]
 
 
-def _told_apart(placement: Placement, digest: str) -> str:
-    """Return under which digest a router knows the tokens.
-
-    Those with a salt are in other blocks than the same tokens without, or with another one.
-    """
-    if not placement.salted:
-        return digest
-    return hashlib.sha256(f"{digest}\n{placement.id}".encode()).hexdigest()
+def _warm_digest(each: Candidate, placement: Placement) -> str:
+    return _digest(each, placement.id, placement.salted)
 
 
-def _warm(each: Candidate, desired: Mapping[str, tuple[Placement, ...]]) -> dict[str, str]:
-    """Return the token digests by placement that the pod should hold and reports warm.
+def _digest(each: Candidate, placement: str, salted: bool) -> str:
+    """Return the token digest that a pod reports warm; empty if it doesn't.
 
     An engine that is down holds nothing, whatever was reported before.
     """
-    if each.engine is None or not each.engine.healthy:
-        return {}
-    return {
-        placement.id: _told_apart(placement, state.token_digest)
-        for placement in desired.get(each.pod.uid, ())
-        if (state := each.reported.get(placement.id)) is not None
-        and state.phase is Phase.WARM
-        and _DIGEST.fullmatch(state.token_digest)
-    }
+    state = each.reported.get(placement)
+    if state is None or state.phase is not Phase.WARM or not each.serving:
+        return ""
+    if not _DIGEST.fullmatch(state.token_digest):
+        return ""
+    return _told_apart(placement, state.token_digest) if salted else state.token_digest
+
+
+def _told_apart(placement: str, digest: str) -> str:
+    """Return under which digest a router knows tokens with a salt.
+
+    They are in other blocks than the same tokens without a salt, or with another one.
+    """
+    return hashlib.sha256(f"{digest}\n{placement}".encode()).hexdigest()

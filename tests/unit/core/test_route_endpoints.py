@@ -6,7 +6,7 @@ import pytest
 
 from promptprefix.eligibility import candidate
 from promptprefix.fleet import Pod, Sidecar
-from promptprefix.routes import endpoints_of
+from promptprefix.routes import endpoint_of
 from promptprefix.wire import EngineState, SidecarState
 
 ENGINE = EngineState(healthy=True, address="9.9.9.9", port=8000, models=("m",))
@@ -29,5 +29,5 @@ def test_only_engines_that_the_router_can_reach_are_listed(
 ) -> None:
     pod = Pod("u", "ml", "p", {}, address, True, False)
     sidecar = None if engine is None else Sidecar(SidecarState(engine=engine), frozenset())
-    endpoints = endpoints_of({"ml": [candidate(pod, sidecar)]}, {})
-    assert [(e.address, e.port) for e in endpoints] == ([("10.0.0.1", 8000)] if listed else [])
+    found = endpoint_of(candidate(pod, sidecar), ())
+    assert (found and (found.address, found.port)) == (("10.0.0.1", 8000) if listed else None)

@@ -1,0 +1,148 @@
+"""The pin budget of one pod: how many blocks pins may hold, and who holds them in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from promptprefix.fleet import Limits
+from promptprefix.heads import Footprint, Node
+from promptprefix.wire import EngineState
+
+UNLIMITED = 1 << 62
+"""Budget of an engine that has not told how many blocks it has."""
+
+_ROUNDING = 1e-9
+"""A share of a number that is whole but for the error of binary fractions counts as whole."""
+
+
+def budget_of(engine: EngineState | None, limits: Limits) -> int:
+    """Return how many blocks the prefixes of a namespace may pin; by default half of all."""
+    if engine is None:
+        return 0
+    blocks = engine.budget_blocks or engine.blocks_total // 2
+    if blocks <= 0 and engine.blocks_total <= 0:
+        return UNLIMITED
+    return int(blocks * limits.budget_share + _ROUNDING)
+
+
+class Claimant(Protocol):
+    """Who holds room."""
+
+    priority: int
+    order: tuple[int, float, str]
+
+
+class Ledger:
+    """Who holds which blocks of one pod; a block that several hold counts once."""
+
+    __slots__ = ("_nodes", "budget", "claims", "used")
+
+    def __init__(self, budget: int = UNLIMITED) -> None:
+        self.budget = budget
+        self.used = 0
+        self.claims: dict[Claimant, Footprint] = {}
+        self._nodes: dict[Node, int] = {}
+
+    def clear(self, budget: int) -> None:
+        """Begin anew."""
+        self.budget = budget
+        self.used = 0
+        self.claims.clear()
+        if self._nodes:
+            self._nodes.clear()
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.budget - self.used
+
+    def need(self, footprint: Footprint) -> int:
+        """Return how many blocks it takes beside those that are held."""
+        if not footprint.shared:
+            return footprint.blocks
+        nodes = self._nodes
+        return footprint.own + sum(size for node, size in footprint.shared if node not in nodes)
+
+    def fits(self, footprint: Footprint) -> bool:
+        """Whether there is room; what takes none always fits."""
+        need = self.need(footprint)
+        return not need or self.used + need <= self.budget
+
+    def take(self, claimant: Claimant, footprint: Footprint) -> bool:
+        """Give room to a claimant that holds none; return whether it fits."""
+        need = footprint.blocks if not footprint.shared else self.need(footprint)
+        if need and self.used + need > self.budget:
+            return False
+        self.used += need
+        self.claims[claimant] = footprint
+        for node, _ in footprint.shared:
+            self._nodes[node] = self._nodes.get(node, 0) + 1
+        return True
+
+    def extend(self, footprint: Footprint) -> bool:
+        """Give room to another version of somebody who holds room; return whether it fits."""
+        need = self.need(footprint)
+        if need and self.used + need > self.budget:
+            return False
+        self.used += need
+        for node, _ in footprint.shared:
+            self._nodes[node] = self._nodes.get(node, 0) + 1
+        return True
+
+    def give_back(self, claimant: Claimant) -> None:
+        """Take a claimant's room away."""
+        footprint = self.claims.pop(claimant)
+        self.used -= footprint.own
+        for node, size in footprint.shared:
+            self._nodes[node] -= 1
+            if not self._nodes[node]:
+                del self._nodes[node]
+                self.used -= size
+
+    @property
+    def lowest(self) -> int:
+        """The lowest priority of those that hold room."""
+        return min((each.priority for each in self.claims), default=0)
+
+    def room(self, priority: int) -> int:
+        """Return the most room that there is for this priority, if all lower ones go."""
+        lower = (their.blocks for each, their in self.claims.items() if each.priority < priority)
+        return self.free + sum(lower)
+
+    def victims(self, footprint: Footprint, priority: int) -> Sequence[Claimant] | None:
+        """Return who must go to make room for a prefix of this priority; None: nobody helps.
+
+        Only claimants of lower priority go, the last in order first; who need not go stays.
+        """
+        lower = sorted(
+            (each for each in self.claims if each.priority < priority and self.claims[each].blocks),
+            key=lambda each: each.order,
+            reverse=True,
+        )
+        given: list[tuple[Claimant, Footprint]] = []
+        for each in lower:
+            if self.fits(footprint):
+                break
+            given.append((each, self.claims[each]))
+            self.give_back(each)
+        if not self.fits(footprint):
+            self._restore(given)
+            return None
+        gone: list[Claimant] = []
+        held = Ledger(self.budget)
+        held.used, held._nodes = self.used, dict(self._nodes)
+        held.extend(footprint)
+        for each, their in reversed(given):
+            if not held.extend(their):
+                gone.append(each)
+        self._restore(given)
+        return gone
+
+    def _restore(self, given: Sequence[tuple[Claimant, Footprint]]) -> None:
+        for each, footprint in given:
+            need = self.need(footprint)
+            self.used += need
+            self.claims[each] = footprint
+            for node, _ in footprint.shared:
+                self._nodes[node] = self._nodes.get(node, 0) + 1

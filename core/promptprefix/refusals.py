@@ -1,0 +1,143 @@
+"""Why a prefix finds no room in the pin budgets, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from promptprefix.assignment import Draft
+from promptprefix.budget import UNLIMITED
+from promptprefix.circles import Circle
+from promptprefix.conditions import Shortfall
+from promptprefix.fleet import Limits
+from promptprefix.reasons import Reason
+from promptprefix.resource import MAX_PROBLEMS, Problem
+from promptprefix.roster import Station
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Taker:
+    """A prefix that holds room, and how many blocks it has where it has most."""
+
+    name: str
+    priority: int
+    blocks: int
+
+
+class Takers:
+    """Who holds room on the pods of circles, those that hold most first."""
+
+    def __init__(self) -> None:
+        self._all: dict[Circle, Sequence[Taker]] = {}
+        self._stronger: dict[tuple[Circle, int], Sequence[Taker]] = {}
+        self._budgets: dict[Circle, int] = {}
+
+    def of(self, draft: Draft, circle: Circle) -> Sequence[Taker]:
+        """Return those that a prefix can't displace."""
+        key = (circle, draft.priority)
+        if key not in self._stronger:
+            if circle not in self._all:
+                self._all[circle] = _takers(circle.eligible)
+            self._stronger[key] = [
+                each for each in self._all[circle] if each.priority >= draft.priority
+            ]
+        found = self._stronger[key]
+        if draft.chosen:
+            return [each for each in found if each.name != draft.prefix.name]
+        return found
+
+    def budget(self, circle: Circle) -> int:
+        """Return the largest budget of the pods."""
+        if circle not in self._budgets:
+            budgets = (each.ledger.budget for each in circle.eligible)
+            self._budgets[circle] = max(budgets, default=0)
+        return self._budgets[circle]
+
+
+def _takers(stations: Iterable[Station]) -> Sequence[Taker]:
+    blocks: dict[Draft, int] = {}
+    for station in stations:
+        for claimant, footprint in station.ledger.claims.items():
+            if footprint.blocks and isinstance(claimant, Draft):
+                blocks[claimant] = max(footprint.blocks, blocks.get(claimant, 0))
+    found = [Taker(draft.prefix.name, draft.priority, most) for draft, most in blocks.items()]
+    return sorted(found, key=lambda each: (-each.blocks, -each.priority, each.name))
+
+
+def no_room(draft: Draft, circle: Circle, known: Takers, limits: Limits) -> Shortfall:
+    """Return why a prefix is on fewer pods than it could be on."""
+    budget, takers = known.budget(circle), known.of(draft, circle)
+    need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
+    counted = len(draft.chosen) - draft.resting
+    held = f"Placed on {counted} of {draft.wanted} pods: " if counted else ""
+    share = ""
+    if limits.budget_share < 1:
+        share = (
+            f" (namespace {draft.prefix.namespace} may use {limits.budget_share:.0%} of the pin "
+            "budget)"
+        )
+    if need > budget:
+        return Shortfall(
+            Reason.BUDGET_EXCEEDED,
+            f"{held}it takes {need} blocks, but pins may take at most {budget} on a pod{share}: "
+            "shorten the text, or raise the pin budget or the size of the engines' KV cache.",
+        )
+    most = f" of {budget}" if budget < UNLIMITED else ""
+    return Shortfall(
+        Reason.BUDGET_EXCEEDED,
+        f"{held}no other pod has room for its {need} blocks in the pin budget{most}{share}. "
+        f"{_who(takers)}{_help(draft, takers)}",
+    )
+
+
+def _who(takers: Sequence[Taker]) -> str:
+    if not takers:
+        return ""
+    named = ", ".join(
+        f"{each.name} (priority {each.priority}, {each.blocks} blocks)" for each in takers[:_NAMED]
+    )
+    rest = len(takers) - _NAMED
+    return f"Room is taken by {named}{f' and {rest} more' if rest > 0 else ''}. "
+
+
+def _help(draft: Draft, takers: Sequence[Taker]) -> str:
+    lowest = min((each.priority for each in takers), default=draft.priority)
+    spec = draft.prefix.spec
+    ways = "shorten texts, lower replicas, add pods or raise the pin budget"
+    if spec is not None and spec.priority > draft.priority:
+        return (
+            f"What would help: {ways}. Its priority {spec.priority} counts as {draft.priority}, "
+            f"the highest in namespace {draft.prefix.namespace}."
+        )
+    return f"What would help: a priority above {lowest}, or {ways}."
+
+
+def capped(draft: Draft) -> str:
+    """Say that the namespace caps the priority; empty if it doesn't."""
+    spec = draft.prefix.spec
+    if spec is None or spec.priority <= draft.priority:
+        return ""
+    return (
+        f"Its priority {spec.priority} counts as {draft.priority}, the highest that namespace "
+        f"{draft.prefix.namespace} may use."
+    )
+
+
+def refused_pods(draft: Draft, circle: Circle) -> Iterable[Problem]:
+    """Yield the problem of pods that have no room, as many as a status lists."""
+    chosen = set(draft.chosen)
+    told = 0
+    for station in circle.eligible:
+        if station in chosen:
+            continue
+        need, budget = draft.footprint(station).blocks, station.ledger.budget
+        yield Problem(
+            pod=station.candidate.pod.name,
+            reason=Reason.BUDGET_EXCEEDED,
+            message=f"No room for {need} blocks: pins may take {budget} here.",
+        )
+        told += 1
+        if told == MAX_PROBLEMS:
+            return

@@ -1,0 +1,241 @@
+"""The planner's books of pods: who reports what, kept from plan to plan.
+
+Everything here follows from the latest pods and reports alone, whatever came before; that it is
+kept only saves reading again what did not change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TypeAlias
+
+from promptprefix.budget import Ledger
+from promptprefix.eligibility import Candidate, candidate
+from promptprefix.fleet import Pod, Sidecar, owner
+from promptprefix.wire import EngineState, Placement, PlacementState, RouteEndpoint
+
+Size: TypeAlias = tuple[int, int, tuple[str, ...]]
+"""How large a version is by a report: block size, tokens, and digests of its heads."""
+
+
+def tie_of(uid: str) -> int:
+    """Return a number that decides between equals, the same in every process."""
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:8])
+
+
+class Station:
+    """A pod, for as long as it exists, with its latest report.
+
+    ``tie`` decides between pods that are equal in all else. ``ledger`` and ``granted`` belong to
+    the plan that is being made; ``desired``, ``endpoint`` and ``shown`` to the one before.
+    """
+
+    __slots__ = (
+        "candidate",
+        "desired",
+        "endpoint",
+        "granted",
+        "ledger",
+        "node",
+        "order",
+        "shown",
+        "tie",
+        "zone",
+    )
+
+    def __init__(self, each: Candidate) -> None:
+        self.candidate = each
+        self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
+        self.tie = tie_of(each.pod.uid)
+        self.ledger = Ledger()
+        self.granted: list[Placement] = []
+        self.desired: tuple[Placement, ...] = ()
+        self.endpoint: RouteEndpoint | None = None
+        self.shown: tuple[Candidate, tuple[Placement, ...]] | None = None
+        self.place(each.pod)
+
+    def place(self, pod: Pod) -> None:
+        """Note where it runs; pods of unknown nodes are taken to be on different ones."""
+        self.zone = pod.zone
+        self.node = pod.node or pod.uid
+
+
+class Company:
+    """The pods of one namespace.
+
+    ``standings`` rises when it may matter to whoever selects pods; ``news`` by the uid of a
+    resource when a pod reports something else of it.
+    """
+
+    def __init__(self) -> None:
+        self.stations: dict[str, Station] = {}
+        self.standings = 0
+        self.news: Counter[str] = Counter()
+        self.holders: dict[str, dict[Station, None]] = {}
+        self.sizes: dict[str, Counter[Size]] = {}
+        self._sorted: tuple[int, Sequence[Station]] = (-1, ())
+
+    @property
+    def in_order(self) -> Sequence[Station]:
+        """The pods by name."""
+        standings, stations = self._sorted
+        if standings != self.standings:
+            stations = sorted(self.stations.values(), key=attrgetter("order"))
+            self._sorted = (self.standings, stations)
+        return stations
+
+    def see(self, pod: Pod, sidecar: Sidecar | None) -> None:
+        """Take in a pod and its report."""
+        station = self.stations.get(pod.uid)
+        made = candidate(pod, sidecar)
+        if station is None:
+            station = self.stations[pod.uid] = Station(made)
+            self.standings += 1
+            self._index(station, made, made.knows, made.reported.values())
+            return
+        before = station.candidate
+        station.candidate = made
+        station.place(pod)
+        if _standing(before) != _standing(made):
+            self.standings += 1
+        self._follow(station, before, made)
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        station = self.stations.pop(uid)
+        self.standings += 1
+        self._drop(station, station.candidate, station.candidate.knows)
+        self._uncount(station.candidate, station.candidate.reported.values())
+
+    def _follow(self, station: Station, before: Candidate, made: Candidate) -> None:
+        """Bring the books from a pod's report before to the present one."""
+        if _essence(before.engine) != _essence(made.engine):
+            self._drop(station, before, before.knows)
+            self._uncount(before, before.reported.values())
+            self._index(station, made, made.knows, made.reported.values())
+            return
+        old, new = before.reported, made.reported
+        moved = {
+            id_
+            for id_ in old.keys() | new.keys()
+            if (one := old.get(id_)) is not (other := new.get(id_)) and one != other
+        }
+        uids = {owner(id_) for id_ in moved | (before.told ^ made.told)}
+        self._drop(station, before, uids & before.knows)
+        self._uncount(before, (old[id_] for id_ in moved if id_ in old))
+        self._index(station, made, uids & made.knows, (new[id_] for id_ in moved if id_ in new))
+
+    def _index(
+        self,
+        station: Station,
+        each: Candidate,
+        uids: Iterable[str],
+        states: Iterable[PlacementState],
+    ) -> None:
+        for uid in uids:
+            self.holders.setdefault(uid, {})[station] = None
+            self.news[uid] += 1
+        for state in states:
+            if (size := size_of(state, each.engine)) is not None:
+                self.sizes.setdefault(state.id, Counter())[size] += 1
+
+    def _drop(self, station: Station, each: Candidate, uids: Iterable[str]) -> None:
+        for uid in uids:
+            holders = self.holders[uid]
+            del holders[station]
+            if not holders:
+                del self.holders[uid]
+            self.news[uid] += 1
+
+    def _uncount(self, each: Candidate, states: Iterable[PlacementState]) -> None:
+        for state in states:
+            if (size := size_of(state, each.engine)) is not None:
+                counted = self.sizes[state.id]
+                counted[size] -= 1
+                if not counted[size]:
+                    del counted[size]
+                if not counted:
+                    del self.sizes[state.id]
+
+    def prune(self, uids: Mapping[str, object]) -> None:
+        """Forget how often resources that are gone were in the news."""
+        for uid in self.news.keys() - uids.keys() - self.holders.keys():
+            del self.news[uid]
+
+
+def size_of(state: PlacementState, engine: EngineState | None) -> Size | None:
+    """Return how large a version is by a pod's report; None if the pod doesn't say."""
+    if engine is None or engine.block_size <= 0 or state.tokens <= 0:
+        return None
+    return engine.block_size, state.tokens, state.heads
+
+
+class Roster:
+    """The pods of all namespaces."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Pod, object, object]] = {}
+        self._companies: dict[str, Company] = {}
+
+    @property
+    def companies(self) -> Mapping[str, Company]:
+        """The namespaces that have pods."""
+        return self._companies
+
+    def company(self, namespace: str) -> Company:
+        """Return the pods of a namespace; it may have none."""
+        return self._companies.get(namespace) or Company()
+
+    def see(self, pods: Sequence[Pod], sidecars: Mapping[str, Sidecar]) -> None:
+        """Take in all pods and reports of this moment."""
+        for pod in pods:
+            sidecar = sidecars.get(pod.uid)
+            state, told = (None, None) if sidecar is None else (sidecar.state, sidecar.told)
+            known = self._seen.get(pod.uid)
+            if known is not None:
+                same = known[0] is pod or known[0] == pod
+                if same and known[1] is state and (known[2] is told or known[2] == told):
+                    continue
+                if known[0].namespace != pod.namespace or known[0].name != pod.name:
+                    self._forget(pod.uid)
+            self._seen[pod.uid] = (pod, state, told)
+            self._companies.setdefault(pod.namespace, Company()).see(pod, sidecar)
+        if len(self._seen) > len(pods):
+            for uid in self._seen.keys() - {pod.uid for pod in pods}:
+                self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        namespace = self._seen.pop(uid)[0].namespace
+        company = self._companies[namespace]
+        company.forget(uid)
+        if not company.stations:
+            del self._companies[namespace]
+
+
+def _standing(each: Candidate) -> tuple[object, ...]:
+    """Return all on which it depends who may hold something there."""
+    pod, engine = each.pod, each.engine
+    place = (pod.labels, pod.leaving, pod.decodes, pod.zone, pod.node)
+    if engine is None:
+        return place
+    return (*place, engine.healthy, engine.asleep, engine.block_size, each.models)
+
+
+def _essence(engine: EngineState | None) -> tuple[object, ...]:
+    """Return all of a report of an engine on which a plan or a status depends."""
+    if engine is None:
+        return ()
+    return (
+        engine.healthy,
+        engine.asleep,
+        engine.models,
+        engine.block_size,
+        engine.blocks_total,
+        engine.budget_blocks,
+        engine.capabilities,
+        engine.soft_reason,
+        engine.offload_tier,
+    )

@@ -1,0 +1,91 @@
+"""How much room a version takes on a pod: by that pod's report, by others', else by estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from promptprefix.fleet import Prefix, Version
+from promptprefix.heads import NOTHING, Families, Footprint, Head
+from promptprefix.resource import Pinning
+from promptprefix.roster import Company, Size, Station, size_of
+
+
+def heads_of(prefix: Prefix, company: Company) -> Iterator[Head]:
+    """Yield what is reported of the blocks that the versions of a resource begin with."""
+    for version in (prefix.version, *prefix.earlier):
+        if version is None:
+            continue
+        for size in sorted(company.sizes.get(version.id, ())):
+            if size[2]:
+                yield _head(prefix, version, size)
+
+
+class Sizes:
+    """The room of all versions at one moment; what is not pinned takes none."""
+
+    def __init__(self, companies: Mapping[str, Company], families: Families) -> None:
+        self._companies = companies
+        self._families = families
+        self._known: dict[tuple[str, int], Footprint] = {}
+        self._least: dict[str, int] = {}
+
+    def declared(self, prefix: Prefix, station: Station) -> Footprint:
+        """Return the room of the declared version on a pod."""
+        return NOTHING if prefix.version is None else self.of(prefix, prefix.version, station)
+
+    def of(self, prefix: Prefix, version: Version, station: Station) -> Footprint:
+        """Return the room of a version on a pod."""
+        each = station.candidate
+        if each.engine is None or prefix.spec is None or prefix.spec.pinning is Pinning.NONE:
+            return NOTHING
+        state = each.reported.get(version.id)
+        size = size_of(state, each.engine) if state is not None else None
+        if size is not None:
+            return self._families.footprint(_head(prefix, version, size))
+        return self._elsewhere(prefix, version, each.engine.block_size)
+
+    def least(self, prefix: Prefix, block_sizes: Iterable[int]) -> int:
+        """Return how much room the declared version takes at least on pods of these block sizes.
+
+        That is what it shares with nobody.
+        """
+        version = prefix.version
+        if version is None or prefix.spec is None or prefix.spec.pinning is Pinning.NONE:
+            return 0
+        found = self._least.get(version.id)
+        if found is None:
+            told = self._told(prefix, version)
+            footprints = [
+                *(self._families.footprint(_head(prefix, version, size)) for size in told),
+                *(self._elsewhere(prefix, version, block_size) for block_size in block_sizes),
+            ]
+            found = self._least[version.id] = min((each.own for each in footprints), default=0)
+        return found
+
+    def _told(self, prefix: Prefix, version: Version) -> Iterable[Size]:
+        company = self._companies.get(prefix.namespace)
+        return company.sizes.get(version.id, ()) if company is not None else ()
+
+    def _elsewhere(self, prefix: Prefix, version: Version, block_size: int) -> Footprint:
+        """Return the room by the reports of other pods, the largest of several, or by estimate."""
+        key = (version.id, block_size)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._read(prefix, version, block_size)
+        return found
+
+    def _read(self, prefix: Prefix, version: Version, block_size: int) -> Footprint:
+        if block_size <= 0:
+            return NOTHING
+        told = self._told(prefix, version)
+        if same := [size for size in told if size[0] == block_size]:
+            return self._families.footprint(_head(prefix, version, max(same)))
+        tokens = max((size[1] for size in told), default=version.estimated_tokens)
+        blocks = -(-tokens // block_size)
+        return Footprint(blocks, blocks)
+
+
+def _head(prefix: Prefix, version: Version, size: Size) -> Head:
+    block_size, tokens, heads = size
+    scope = f"{prefix.namespace}\n{version.model}\n{version.salt_digest}"
+    return Head(scope, block_size, tokens // block_size, heads)

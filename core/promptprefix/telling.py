@@ -1,0 +1,121 @@
+"""What a plan says of a resource: the status, told anew only when it may say something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+
+from promptprefix.assignment import Draft
+from promptprefix.circles import Circle
+from promptprefix.conditions import Outlook, Shortfall, status_of
+from promptprefix.dossier import Dossier
+from promptprefix.eligibility import Standing, held_there, shortfall
+from promptprefix.fleet import Limits, owner
+from promptprefix.refusals import Takers, capped, no_room, refused_pods
+from promptprefix.resource import MAX_PROBLEMS, Problem, PromptPrefixStatus
+from promptprefix.roster import Station
+from promptprefix.tenure import declared
+
+
+def status_for(
+    draft: Draft, dossier: Dossier, takers: Takers, limits: Limits, now: datetime
+) -> PromptPrefixStatus:
+    """Return the status; its transitions are dated ``now`` when they are told first."""
+    crowded = _crowded(draft, takers, limits)
+    told = (dossier.mark, draft.circle, draft.demand, draft.wanted, draft.chosen, crowded)
+    if dossier.status is not None and dossier.told == told:
+        return dossier.status
+    dossier.told = told
+    outlook = _outlook(draft, dossier, crowded)
+    if dossier.status is None or dossier.outlook != outlook:
+        dossier.outlook = outlook
+        dossier.status = status_of(outlook, now)
+    return dossier.status
+
+
+def _crowded(draft: Draft, takers: Takers, limits: Limits) -> Shortfall | None:
+    """Return why it is on too few pods, if that is because they have no room."""
+    circle = draft.circle
+    if circle is None or not draft.demand.held or draft.prefix.refusal is not None:
+        return None
+    if draft.missing <= 0:
+        return None
+    eligible = sum(circle.standing[each] is Standing.ELIGIBLE for each in draft.chosen)
+    if eligible >= min(draft.wanted, len(circle.eligible)):
+        return None
+    return no_room(draft, circle, takers, limits)
+
+
+def _outlook(draft: Draft, dossier: Dossier, crowded: Shortfall | None) -> Outlook:
+    prefix, spec, circle = draft.prefix, draft.prefix.spec, draft.circle
+    short = crowded
+    obstacles: tuple[Problem, ...] = ()
+    if spec is not None and circle is not None and draft.demand.held:
+        counted = len(draft.chosen) - draft.resting
+        if short is None and (draft.missing > 0 or not counted):
+            candidates = [each.candidate for each in circle.selected]
+            short = shortfall(spec, prefix.namespace, candidates)
+        if short is not None or draft.every:
+            obstacles = _obstacles(draft, circle, crowded is not None)
+    note = capped(draft)
+    return Outlook(
+        prefix=replace(prefix, notes=(*prefix.notes, note)) if note else prefix,
+        wanted=draft.wanted,
+        holdings=dossier.holdings(_counted(draft), declared(prefix)),
+        obstacles=obstacles,
+        shortfall=short,
+        holders=_holders(draft, dossier),
+        demand=draft.demand,
+        releasing=_releasing(draft, dossier),
+        warm_pods=dossier.warm_pods,
+        matched=dossier.matched,
+    )
+
+
+def _counted(draft: Draft) -> Sequence[Station]:
+    """Return the pods that the status counts: all but those asleep that others stand in for."""
+    circle = draft.circle
+    if circle is None or not draft.resting:
+        return draft.chosen
+    return [each for each in draft.chosen if circle.standing[each] is not Standing.ASLEEP]
+
+
+def _obstacles(draft: Draft, circle: Circle, crowded: bool) -> tuple[Problem, ...]:
+    """Return what keeps pods from holding it, as many as a status lists, by pod."""
+    counted = set(_counted(draft))
+    found = (problem for station, problem in circle.obstacles if station not in counted)
+    problems = list(islice(found, MAX_PROBLEMS))
+    if crowded:
+        problems += refused_pods(draft, circle)
+    return tuple(problems)
+
+
+def _holders(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
+    """Return the pods that may still hold it, where it is not to be held."""
+    if draft.demand.held or dossier.mark is None:
+        return ()
+    company, uid = dossier.mark[0], draft.prefix.uid
+    stations = company.holders.get(uid, ())
+    return tuple(
+        sorted(each.candidate.pod.name for each in stations if uid in each.candidate.holds)
+    )
+
+
+def _releasing(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
+    """Return the pods that have not let go what they were to let go, but for the declared text."""
+    if draft.demand.held or draft.circle is None or dossier.mark is None:
+        return ()
+    company, uid = dossier.mark[0], draft.prefix.uid
+    current, chosen = declared(draft.prefix), set(draft.chosen)
+    found = []
+    for station in company.holders.get(uid, ()):
+        each = station.candidate
+        if uid in each.holds and any(
+            held_there(state) and owner(id_) == uid
+            for id_, state in each.reported.items()
+            if current is None or id_ != current.id or station not in chosen
+        ):
+            found.append(each.pod.name)
+    return tuple(sorted(found))

@@ -1,0 +1,87 @@
+"""Which versions of a resource a chosen pod is told to hold, and how.
+
+The declared version comes first. Until it is warm on a pod, the newest earlier version that is
+stays, and its room comes first: a text that can't be warmed takes nothing away. Earlier versions
+that clients still send stay where they are warm, pinned as far as room is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+
+from promptprefix.assignment import Draft, Tenure
+from promptprefix.eligibility import held_there
+from promptprefix.fleet import Prefix, Retention, Version
+from promptprefix.resource import Pinning
+from promptprefix.roster import Station
+from promptprefix.versions import kept_until
+from promptprefix.wire import Phase
+
+
+def declared(prefix: Prefix) -> Version | None:
+    """Return the version that is to be warm; None if it can't be."""
+    return prefix.version if prefix.refusal is None else None
+
+
+def sole(prefix: Prefix) -> tuple[Tenure, ...]:
+    """Return what all chosen pods hold of a resource that has no earlier versions."""
+    current = declared(prefix)
+    return () if current is None else (Tenure(current, _pinning(prefix)),)
+
+
+def tenures(
+    draft: Draft,
+    station: Station,
+    matched: Mapping[str, datetime],
+    now: datetime,
+    retention: Retention,
+) -> tuple[Tenure, ...]:
+    """Return what a chosen pod holds of a resource; takes the room for it where some is left."""
+    if not draft.demand.held:
+        return tuple(_released(draft, station))
+    return tuple(_held(draft, station, matched, now, retention))
+
+
+def _released(draft: Draft, station: Station) -> Iterator[Tenure]:
+    """Yield the declared version, whose matches are watched for, and what is not yet let go."""
+    prefix = draft.prefix
+    if (current := declared(prefix)) is not None:
+        yield Tenure(current, _pinning(prefix))
+    for version in prefix.earlier:
+        state = station.candidate.reported.get(version.id)
+        if state is not None and held_there(state):
+            yield Tenure(version, _pinning(prefix), retained=True)
+
+
+def _held(
+    draft: Draft,
+    station: Station,
+    matched: Mapping[str, datetime],
+    now: datetime,
+    retention: Retention,
+) -> Iterator[Tenure]:
+    prefix, ledger, sizes = draft.prefix, station.ledger, draft.sizes
+    wanted = _pinning(prefix)
+    serving = declared(prefix)
+    needed = serving is None or station in draft.olds
+    if serving is not None:
+        if not needed or ledger.extend(sizes.of(prefix, serving, station)):
+            yield Tenure(serving, wanted)
+        elif draft.olds[station]:
+            yield Tenure(serving, Pinning.NONE)
+    for version in prefix.earlier:
+        if station.candidate.phase(version.id) is not Phase.WARM:
+            continue
+        if needed:
+            needed = False
+            yield Tenure(version, wanted, retained=True)
+            continue
+        until = kept_until(version, matched.get(version.id), retention)
+        if until is None or now < until:
+            fits = ledger.extend(sizes.of(prefix, version, station))
+            yield Tenure(version, wanted if fits else Pinning.NONE, retained=True, until=until)
+
+
+def _pinning(prefix: Prefix) -> Pinning:
+    return prefix.spec.pinning if prefix.spec is not None else Pinning.NONE
