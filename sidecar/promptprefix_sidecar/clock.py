@@ -7,9 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from promptprefix_sidecar.lifecycle import Moment
-
 AFTER_MIDNIGHT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One reading of both clocks: ``now`` in monotonic seconds, ``wall`` in Unix seconds."""
+
+    now: float
+    wall: float
 
 
 @dataclass(frozen=True)

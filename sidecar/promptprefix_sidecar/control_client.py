@@ -1,4 +1,4 @@
-"""Client of the operator's control API: the long-poll for the desired set, and contents."""
+"""Client of the operator's control API: the long-poll for the desired set, texts and salts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
@@ -20,8 +21,10 @@ from promptprefix.redial import (
 )
 from promptprefix.wire import (
     CONTENT_PATH,
+    SALT_PATH,
     STANDBY_STATUS,
     SYNC_PATH,
+    Salt,
     SyncRequest,
     SyncResponse,
 )
@@ -104,11 +107,7 @@ class ControlClient:
 
     async def content(self, digest: str) -> Payload:
         """Return a declared text, checked against its digest."""
-        standbys = 0
-        while (response := await self._content(digest)).status_code == STANDBY_STATUS:
-            standbys += 1
-            await self._before_redial(standbys)
-        _check(response, CONTENT_PATH)
+        response = await self._fetched(CONTENT_PATH, digest)
         if len(response.content) > MAX_CONTENT_BYTES:
             raise ControlError("unreadable", "a declared text is larger than any resource")
         try:
@@ -119,6 +118,18 @@ class ControlClient:
         if payload.digest != digest:
             raise ControlError("unreadable", "a declared text does not have the digest asked for")
         return payload
+
+    async def salt(self, placement_id: str) -> str:
+        """Return the cache salt of a placement, a secret."""
+        response = await self._fetched(SALT_PATH, placement_id)
+        try:
+            salt = Salt.model_validate_json(response.content).salt
+        except ValidationError:
+            # The error quotes the salt: it must not be chained into a log.
+            raise ControlError("unreadable", "a cache salt can't be read") from None
+        if not salt:
+            raise ControlError("unreadable", "a cache salt is empty")
+        return salt
 
     async def reconnect(self) -> None:
         """Close the connections, so that the next request may reach another operator."""
@@ -138,13 +149,21 @@ class ControlClient:
             await self.reconnect()
             raise
 
-    async def _content(self, digest: str) -> httpx.Response:
+    async def _fetched(self, path: str, name: str) -> httpx.Response:
+        """Return the leader's answer about one thing."""
+        standbys = 0
+        while (response := await self._fetch(path, name)).status_code == STANDBY_STATUS:
+            standbys += 1
+            await self._before_redial(standbys)
+        _check(response, path)
+        return response
+
+    async def _fetch(self, path: str, name: str) -> httpx.Response:
         """Ask on a connection of its own: a standby's answer must not end the long-poll."""
         headers = {"authorization": self._authorization()}
+        url = f"{path}/{quote(name, safe='')}"
         async with self._connect(self._tls(self._authority())) as client:
-            return await _answer(
-                client.get(f"{CONTENT_PATH}/{digest}", headers=headers, timeout=TIMEOUT)
-            )
+            return await _answer(client.get(url, headers=headers, timeout=TIMEOUT))
 
     async def _before_redial(self, standbys: int) -> None:
         if nobody_leads(standbys):

@@ -18,6 +18,8 @@ from promptprefix_sidecar.pins import PinAnswer
 M = TypeVar("M", bound=BaseModel)
 
 _ABORTED = "abort"
+REPORT_MODE = "kv_cache_report_mode"
+"""Argument of a request (vLLM 0.32): ``full`` has KV events name the cached blocks it used."""
 
 
 class EngineError(Exception):
@@ -48,6 +50,8 @@ class ServedModel(_Answer):
     """One entry of ``/v1/models``; adapters have no length of their own."""
 
     id: str
+    root: str | None = None
+    parent: str | None = None
     max_model_len: int | None = None
 
 
@@ -109,6 +113,8 @@ class EngineApi:
         self._authorization = authorization
         self._timeout = timeout_s
         self._prefill_timeout = prefill_timeout_s
+        self.in_flight = 0
+        """Own completion requests that are under way: the engine counts them as load too."""
 
     async def check_health(self) -> None:
         """Return if the engine says that it is healthy."""
@@ -140,8 +146,15 @@ class EngineApi:
         prompt_ids: Sequence[int],
         command: str | None = None,
         timeout_s: float | None = None,
+        cache_salt: str = "",
+        *,
+        report_cached: bool = False,
     ) -> Prefilled:
-        """Compute ``prompt_ids``, sending ``command`` to the pin plugin along with them."""
+        """Compute ``prompt_ids``, sending ``command`` to the pin plugin along with them.
+
+        Only requests with the same ``cache_salt``, a secret, share what is cached by it. With
+        ``report_cached`` the engine's KV events name the cached blocks that it used.
+        """
         body: dict[str, JsonValue] = {
             "model": model,
             "prompt": prompt_ids,
@@ -150,11 +163,22 @@ class EngineApi:
             "stream": False,
             "n": 1,
         }
+        xargs: dict[str, JsonValue] = {}
         if command is not None:
-            body["vllm_xargs"] = {XARG: command}
-        response = await self._send(
-            "POST", "/v1/completions", body, timeout_s or self._prefill_timeout
-        )
+            xargs[XARG] = command
+        if report_cached:
+            xargs[REPORT_MODE] = "full"
+        if xargs:
+            body["vllm_xargs"] = xargs
+        if cache_salt:
+            body["cache_salt"] = cache_salt
+        self.in_flight += 1
+        try:
+            response = await self._send(
+                "POST", "/v1/completions", body, timeout_s or self._prefill_timeout
+            )
+        finally:
+            self.in_flight -= 1
         completion = _parse(_Completion, response)
         if any(choice.finish_reason == _ABORTED for choice in completion.choices):
             # Paused or put to sleep: what the plugin would have said is missing as well.

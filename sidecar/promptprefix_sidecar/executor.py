@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from promptprefix.payload import PayloadError
 from promptprefix.reasons import Reason
 from promptprefix.resource import Pinning
-from promptprefix_sidecar import lifecycle
-from promptprefix_sidecar.board import Board
-from promptprefix_sidecar.clock import Clock, next_check
-from promptprefix_sidecar.contents import Contents
-from promptprefix_sidecar.control_client import ControlError, ControlStatusError
-from promptprefix_sidecar.engine_api import EngineError
-from promptprefix_sidecar.head import Head, HeadError
-from promptprefix_sidecar.lifecycle import Failure
-from promptprefix_sidecar.metrics import Metrics
-from promptprefix_sidecar.pin_desk import PinDesk
-from promptprefix_sidecar.plan import (
+from promptprefix.wire import Phase
+from promptprefix_sidecar import lifecycle, release
+from promptprefix_sidecar.actions import (
+    Evict,
     KeepAction,
+    Offload,
     Policy,
     Prepare,
     Renew,
@@ -30,8 +24,21 @@ from promptprefix_sidecar.plan import (
     Warm,
     WarmAction,
 )
+from promptprefix_sidecar.board import Board
+from promptprefix_sidecar.clock import Clock, next_check
+from promptprefix_sidecar.contents import Contents
+from promptprefix_sidecar.control_client import ControlError, ControlStatusError
+from promptprefix_sidecar.engine_api import EngineError
+from promptprefix_sidecar.head import Head, HeadError
+from promptprefix_sidecar.lifecycle import Failure
+from promptprefix_sidecar.metrics import Metrics
+from promptprefix_sidecar.offloading import Offloader
+from promptprefix_sidecar.pin_desk import PinDesk
+from promptprefix_sidecar.provenance import Progress, Provenance
 from promptprefix_sidecar.rendering import Renderer
 from promptprefix_sidecar.residency import Toucher, UnprovenError
+from promptprefix_sidecar.salts import Salts
+from promptprefix_sidecar.settling import change
 from promptprefix_sidecar.snapshot import Record, Snapshot
 
 log = structlog.get_logger()
@@ -46,18 +53,24 @@ class Executor:
         self,
         board: Board,
         contents: Contents,
+        salts: Salts,
         renderer: Renderer,
         toucher: Toucher,
         desk: PinDesk,
+        offloader: Offloader,
+        provenance: Provenance,
         policy: Policy,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self._board = board
         self._contents = contents
+        self._salts = salts
         self._renderer = renderer
         self._toucher = toucher
         self._desk = desk
+        self._offloader = offloader
+        self._provenance = provenance
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
@@ -71,6 +84,8 @@ class Executor:
                 await self._desk.renew(pins)
             case Unpin(pin_id):
                 await self._desk.unpin(pin_id)
+            case Evict(record_id, pin_id):
+                await self._desk.evict(record_id, pin_id)
             case Touch(record_id):
                 if record := self._prepared(record_id):
                     await self._touch(record)
@@ -80,6 +95,9 @@ class Executor:
             case Warm(record_id, hard):
                 if record := self._prepared(record_id):
                     await self._warm(record, hard=hard)
+            case Offload(record_id):
+                if record := self._prepared(record_id):
+                    await self._offload(record)
 
     def _prepared(self, record_id: str) -> Record | None:
         record = self._board.snapshot.records.get(record_id)
@@ -121,26 +139,40 @@ class Executor:
 
     async def _warm(self, record: Record, *, hard: bool) -> None:
         self._change(record, lifecycle.began)
-        if hard:
-            await self._desk.pin(record)
+        try:
+            cache_salt = await self._salts.get(record.placement)
+        except ControlError as error:
+            self._not_warm(record, str(error))
         else:
-            await self._warm_softly(record)
+            before = await self._provenance.reading()
+            pin = self._desk.pin if hard else self._warm_softly
+            progress = await pin(record, cache_salt)
+            await self._explain(record, progress, before)
         after = self._board.snapshot.records.get(record.id)
         outcome = "gone" if after is None else after.phase.value.lower()
         self._metrics.warm_ups.labels(outcome=outcome).inc()
 
-    async def _warm_softly(self, record: Record) -> None:
+    async def _explain(
+        self, record: Record, progress: Progress | None, before: Mapping[str, int] | None
+    ) -> None:
+        """Say where the tokens came from, if they had to be brought."""
+        after = self._board.snapshot.records.get(record.id)
+        warm = after is not None and after.phase is Phase.WARM
+        if progress is None or record.phase is Phase.WARM or not warm:
+            return
+        origin = self._provenance.note(progress, before, await self._provenance.reading())
+        self._change(record, lambda r: lifecycle.explained(r, origin.words))
+        log.info("prefix warm", **_names(record), computed=origin.computed, **origin.cached)
+
+    async def _warm_softly(self, record: Record, cache_salt: str) -> Progress | None:
         head = record.head
         assert head is not None  # noqa: S101 - the plan warms prepared records only
         started = self._clock.monotonic()
         try:
-            await self._toucher.prove(record.placement.model, head)
+            progress = await self._toucher.prove(record.placement.model, head, cache_salt)
         except (EngineError, UnprovenError) as error:
-            failure = Failure(Reason.WARM_FAILED, str(error))
-            now = self._clock.monotonic()
-            log.warning("prefix not warm", **_names(record), message=failure.message)
-            self._change(record, lambda r: lifecycle.failed(r, failure, now))
-            return
+            self._not_warm(record, str(error))
+            return None
         now = self._clock.monotonic()
 
         def warmed(current: Record) -> Record:
@@ -152,20 +184,44 @@ class Executor:
             return lifecycle.warmed(current, pinned, now - started, touch_at)
 
         self._change(record, warmed)
-        log.info("prefix warm", **_names(record), tokens=head.tokens)
+        return progress
+
+    def _not_warm(self, record: Record, message: str) -> None:
+        failure = Failure(Reason.WARM_FAILED, message)
+        now = self._clock.monotonic()
+        log.warning("prefix not warm", **_names(record), message=message)
+
+        def edit(current: Record) -> Record:
+            if current.phase is Phase.WARM:
+                return lifecycle.pin_refused(current, failure, now)
+            return lifecycle.failed(current, failure, now)
+
+        self._change(record, edit)
 
     async def _touch(self, record: Record) -> None:
         assert record.head is not None  # noqa: S101 - only a warm record is touched
+        cached: int | None = None
         try:
-            cached = await self._toucher.touch(record.placement.model, record.head)
-        except EngineError as error:
+            cache_salt = await self._salts.get(record.placement)
+            cached = await self._toucher.touch(
+                record.placement.model, record.head, cache_salt, report_cached=record.unproved
+            )
+        except (ControlError, EngineError) as error:
             log.warning("touch failed", **_names(record), message=str(error))
-            cached = None
         touch_at = self._clock.monotonic() + self._policy.touch_interval_s
         self._change(record, lambda r: lifecycle.touched(r, cached, touch_at))
 
+    async def _offload(self, record: Record) -> None:
+        try:
+            cache_salt = await self._salts.get(record.placement)
+        except ControlError as error:
+            message, now = str(error), self._clock.monotonic()
+            self._change(record, lambda r: release.delayed(r, message, now))
+        else:
+            await self._offloader.offload(record, cache_salt)
+
     def _change(self, record: Record, edit: Callable[[Record], Record]) -> None:
-        self._board.apply(lambda snapshot: lifecycle.change(snapshot, record.id, edit))
+        self._board.apply(lambda snapshot: change(snapshot, record.id, edit))
 
 
 def _transient(error: ControlError | EngineError) -> Failure:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -10,11 +11,27 @@ from prometheus_client.samples import Sample
 START_TIME = "process_start_time_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
 CACHE_USAGE = "vllm:kv_cache_usage_perc"
+RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+SLEEP_STATE = "vllm:engine_sleep_state"
 CACHE_HITS = "vllm:prefix_cache_hits_total"
 CACHE_QUERIES = "vllm:prefix_cache_queries_total"
+CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 
-_WANTED = (START_TIME, CACHE_CONFIG, CACHE_USAGE, WAITING, CACHE_HITS, CACHE_QUERIES)
+_WANTED = (
+    START_TIME,
+    CACHE_CONFIG,
+    CACHE_USAGE,
+    RUNNING,
+    WAITING,
+    SLEEP_STATE,
+    CACHE_HITS,
+    CACHE_QUERIES,
+    CACHED_BY_SOURCE,
+)
+MAX_SOURCES = 16
+DEVICE = "device"
+"""The source of what was in GPU memory; all others are tiers behind it."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +39,7 @@ class EngineMetrics:
     """``start_time`` is the engine process's start (Unix seconds) as text, empty if not published.
 
     Numbers are summed over the engine's data-parallel ranks; ``cache_usage`` is the highest.
+    ``asleep``: some rank is. ``cached_by_source`` counts cached prompt tokens by where they were.
     """
 
     start_time: str = ""
@@ -29,9 +47,12 @@ class EngineMetrics:
     blocks_total: int = 0
     prefix_caching: bool = True
     cache_usage: float = 0.0
+    running: int = 0
     waiting: int = 0
+    asleep: bool = False
     cache_hits: int = 0
     cache_queries: int = 0
+    cached_by_source: Mapping[str, int] = field(default_factory=dict)
 
 
 class ExpositionError(ValueError):
@@ -57,10 +78,26 @@ def _values(samples: list[Sample]) -> EngineMetrics:
         blocks_total=_label_number(config.get("num_gpu_blocks", "")),
         prefix_caching=config.get("enable_prefix_caching", "True") != "False",
         cache_usage=max((s.value for s in samples if s.name == CACHE_USAGE), default=0.0),
+        running=_total(samples, RUNNING),
         waiting=_total(samples, WAITING),
+        asleep=any(
+            s.name == SLEEP_STATE and s.labels.get("sleep_state") == "awake" and s.value == 0
+            for s in samples
+        ),
         cache_hits=_total(samples, CACHE_HITS),
         cache_queries=_total(samples, CACHE_QUERIES),
+        cached_by_source=_by_source(samples),
     )
+
+
+def _by_source(samples: list[Sample]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for sample in samples:
+        source = sample.labels.get("source", "")
+        known = source in found or len(found) < MAX_SOURCES
+        if sample.name == CACHED_BY_SOURCE and source and known:
+            found[source] = found.get(source, 0) + round(sample.value)
+    return found
 
 
 def _total(samples: list[Sample], name: str) -> int:

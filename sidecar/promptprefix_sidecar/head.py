@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from promptprefix.reasons import Reason
 from promptprefix.tokens import common_head, token_bytes, token_digest, whole_blocks
+from promptprefix.wire import HEAD_LADDER
 
+LADDER_CHARS = 12
 EDGE_MARGIN = 4
 """When the head ends fewer tokens than this after a block, `EDGE_USER_TURNS` are asked too."""
 
@@ -28,11 +31,13 @@ class Head:
     """``prompt`` holds the head and one token more, as `token_bytes`; ``tokens`` counts the head.
 
     The extra token makes every block of the head one that a later request finds in the cache.
+    ``ladder`` are digests of its first `HEAD_LADDER` blocks.
     """
 
     prompt: bytes
     tokens: int
     digest: str
+    ladder: tuple[str, ...] = ()
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -66,7 +71,27 @@ def clean_head(probes: Sequence[Sequence[int]], block_size: int) -> Head:
         raise HeadError(Reason.NO_STATIC_HEAD, _why_no_head(probes, len(shared), block_size))
     longest = max(probes, key=len)
     extra = longest[len(head)] if len(longest) > len(head) else head[-1]
-    return Head(prompt=token_bytes([*head, extra]), tokens=len(head), digest=token_digest(head))
+    return Head(
+        prompt=token_bytes([*head, extra]),
+        tokens=len(head),
+        digest=token_digest(head),
+        ladder=head_ladder(head, block_size),
+    )
+
+
+def head_ladder(head: Sequence[int], block_size: int) -> tuple[str, ...]:
+    """Return the digests of the first `HEAD_LADDER` blocks, as far as they fit."""
+    running = hashlib.sha256()
+    digests: list[str] = []
+    done = 0
+    for blocks in HEAD_LADDER:
+        end = blocks * block_size
+        if end > len(head):
+            break
+        running.update(token_bytes(head[done:end]))
+        digests.append(running.hexdigest()[:LADDER_CHARS])
+        done = end
+    return tuple(digests)
 
 
 def _why_no_head(probes: Sequence[Sequence[int]], shared: int, block_size: int) -> str:

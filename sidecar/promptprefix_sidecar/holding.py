@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from promptprefix_sidecar.lifecycle import with_desired
+from promptprefix_sidecar.desired import with_desired
 from promptprefix_sidecar.snapshot import Snapshot
 
 

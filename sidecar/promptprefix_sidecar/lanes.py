@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from promptprefix.resource import OnIdle
+from promptprefix_sidecar.actions import KeepAction, Policy, Touch, WarmAction
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
-from promptprefix_sidecar.plan import KeepAction, Plan, Policy, Touch, WarmAction, plan
+from promptprefix_sidecar.plan import Plan, plan
 from promptprefix_sidecar.snapshot import FOREVER
 
 
@@ -59,10 +61,10 @@ class Lane:
             await self._changed.wait(None if planned.wake_at == FOREVER else planned.wake_at - now)
 
     async def _run_while_wanted(self, action: WarmAction) -> None:
-        boot = self._board.snapshot.boot
+        begun = self._goal(action.id)
         work = asyncio.create_task(self._executor.run(action))
         try:
-            while not work.done() and self._still(action.id, boot):
+            while not work.done() and begun is not None and self._goal(action.id) == begun:
                 change = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({work, change}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
@@ -73,7 +75,10 @@ class Lane:
         if not work.cancelled():
             work.result()
 
-    def _still(self, record_id: str, boot: str) -> bool:
+    def _goal(self, record_id: str) -> tuple[str, OnIdle | None] | None:
+        """Return what work on a placement is for; None if it has become pointless."""
         snapshot = self._board.snapshot
         record = snapshot.records.get(record_id)
-        return record is not None and record.wanted and snapshot.boot == boot
+        if record is None or not record.wanted or snapshot.engine.asleep:
+            return None
+        return (snapshot.boot, record.placement.release)

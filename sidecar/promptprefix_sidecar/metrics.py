@@ -32,6 +32,12 @@ class Metrics:
             "Prompt tokens that the engine computed for the sidecar's own requests.",
         )
         self.warm_ups = self._counter("warm_ups", "Warm-ups by outcome.", ("outcome",))
+        self.warm_up_tokens = self._counter(
+            "warm_up_tokens",
+            "Tokens of finished warm-ups by where they came from: computed, or found in the cache "
+            "that the engine names (device, host, disk, ...).",
+            ("source",),
+        )
         self.pin_failures = self._counter(
             "pin_failures", "Commands that the pin plugin refused, by its reason.", ("reason",)
         )
@@ -74,6 +80,13 @@ class _PlacementCollector(Collector):
             "warm", "Whether the prefix is warm.", by_name, lambda r: r.phase is Phase.WARM, any
         )
         yield _gauge(
+            "released",
+            "Whether the prefix is released: not to be held just now, and not held.",
+            by_name,
+            lambda r: r.phase is Phase.RELEASED,
+            any,
+        )
+        yield _gauge(
             "resident_tokens",
             "Tokens of the prefix that are cached, by the engine's evidence.",
             by_name,
@@ -109,6 +122,11 @@ def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
         f"{PREFIX}_engine_healthy",
         "Whether the engine answers its health check.",
         float(snapshot.engine.healthy),
+    )
+    yield GaugeMetricFamily(
+        f"{PREFIX}_engine_asleep",
+        "Whether the engine was put to sleep.",
+        float(snapshot.engine.asleep),
     )
     yield GaugeMetricFamily(
         f"{PREFIX}_ready", "Whether the readiness gate is open.", float(snapshot.gate.open)

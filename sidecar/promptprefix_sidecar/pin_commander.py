@@ -58,6 +58,31 @@ class PinCommander:
         """Give up a pin."""
         return await self._short("unpin", model, epoch, pin_id)
 
+    async def evict(self, model: str, epoch: str, pin_id: str) -> Prefilled:
+        """Give up a pin, or what is watched of one, and drop its blocks from the cache."""
+        return await self._short("evict", model, epoch, pin_id)
+
+    async def warm(
+        self,
+        model: str,
+        epoch: str,
+        prompt_ids: Sequence[int],
+        cache_salt: str = "",
+        *,
+        report_cached: bool = False,
+    ) -> Prefilled:
+        """Compute ``prompt_ids`` once no user waits; it counts as nobody's use of a prefix."""
+        return await self._send(
+            PinCommand(
+                op="warm", id="", epoch=epoch, counter=0, expiry=0, tokens=len(prompt_ids) - 1
+            ),
+            model,
+            prompt_ids,
+            self._prefill_timeout,
+            cache_salt,
+            report_cached=report_cached,
+        )
+
     async def pin(
         self,
         model: str,
@@ -65,6 +90,7 @@ class PinCommander:
         pin_id: str,
         prompt_ids: Sequence[int],
         priority: int,
+        cache_salt: str = "",
     ) -> Prefilled:
         """Compute ``prompt_ids`` and pin all but the last of them."""
         return await self._send(
@@ -81,6 +107,7 @@ class PinCommander:
             model,
             prompt_ids,
             self._prefill_timeout,
+            cache_salt,
         )
 
     async def _short(
@@ -104,7 +131,14 @@ class PinCommander:
         return await self._send(command, model, SHORT_PROMPT, self._short_timeout)
 
     async def _send(
-        self, command: PinCommand, model: str, prompt_ids: Sequence[int], timeout_s: float
+        self,
+        command: PinCommand,
+        model: str,
+        prompt_ids: Sequence[int],
+        timeout_s: float,
+        cache_salt: str = "",
+        *,
+        report_cached: bool = False,
     ) -> Prefilled:
         for attempt in range(MAX_TRIES):
             signed = replace(
@@ -112,7 +146,9 @@ class PinCommander:
                 counter=self._next_counter(attempt),
                 expiry=int(self._clock.wall() + timeout_s) + EXPIRY_MARGIN_S,
             ).encode(read_key(self._key_file), prompt_ids)
-            done = await self._engine.prefill(model, prompt_ids, signed, timeout_s)
+            done = await self._engine.prefill(
+                model, prompt_ids, signed, timeout_s, cache_salt, report_cached=report_cached
+            )
             if done.answer is None or done.answer.reason != PinReason.REPLAYED:
                 break
         return done

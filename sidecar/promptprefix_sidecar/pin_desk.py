@@ -11,15 +11,19 @@ import structlog
 from promptprefix.reasons import Reason
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
-from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar import lifecycle, plugin_status, release
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.engine_api import EngineError, Prefilled
+from promptprefix_sidecar.evidence import with_answer, with_report
 from promptprefix_sidecar.key_file import KeyFileError
 from promptprefix_sidecar.lifecycle import Failure
+from promptprefix_sidecar.own_traffic import OwnTraffic
 from promptprefix_sidecar.pin_commander import PinCommander
 from promptprefix_sidecar.pins import NO_COMMANDS, PinAnswer, PinReason, whole_report
-from promptprefix_sidecar.residency import Toucher
+from promptprefix_sidecar.prefilling import Prefiller
+from promptprefix_sidecar.provenance import Progress
+from promptprefix_sidecar.settling import change
 from promptprefix_sidecar.snapshot import FOREVER, Record
 
 log = structlog.get_logger()
@@ -28,6 +32,9 @@ NOT_LOADED = (
     "the engine has not loaded the pin plugin: start it with "
     "--scheduler-cls promptprefix_vllm.scheduler.scheduler_class"
 )
+NOT_ABOUT_IT = (*NO_COMMANDS, PinReason.WRONG_EPOCH)
+"""Refusals that say nothing of the pin that a command is about."""
+
 CONCURRENT_RENEWALS = 8
 
 
@@ -38,13 +45,15 @@ class PinDesk:
         self,
         board: Board,
         commander: PinCommander,
-        toucher: Toucher,
+        prefiller: Prefiller,
+        traffic: OwnTraffic,
         clock: Clock,
         pin_failed: Callable[[str], None],
     ) -> None:
         self._board = board
         self._commander = commander
-        self._toucher = toucher
+        self._prefiller = prefiller
+        self._traffic = traffic
         self._clock = clock
         self._pin_failed = pin_failed
 
@@ -56,7 +65,7 @@ class PinDesk:
             return
         moment = self._clock.moment()
         report = whole_report(answer, asked_at, moment.now)
-        self._board.apply(lambda snapshot: lifecycle.with_report(snapshot, report, moment))
+        self._board.apply(lambda snapshot: with_report(snapshot, report, moment))
 
     async def renew(self, pins: tuple[tuple[str, int], ...]) -> None:
         """Renew leases, all at once: under load each answer waits for its turn in the engine."""
@@ -78,33 +87,58 @@ class PinDesk:
         answer = await self._ask(lambda: self._commander.unpin(self._model, self._epoch, pin_id))
         self._merge(pin_id, answer)
 
-    async def pin(self, record: Record) -> None:
-        """Prefill and pin a prepared record, and note whether that made it warm."""
-        assert record.head is not None  # noqa: S101 - the plan warms prepared records only
-        prompt_ids = record.head.prompt_ids
+    async def evict(self, record_id: str, pin_id: str) -> bool:
+        """Give a pin up and drop its blocks; note on the record that it was done, or why not.
+
+        Return whether it was done.
+        """
+        answer = await self._ask(lambda: self._commander.evict(self._model, self._epoch, pin_id))
+        if answer is None or (not answer.ok and answer.reason in NOT_ABOUT_IT):
+            return False
+        done = answer.ok or answer.reason == PinReason.UNKNOWN_PIN
+        message = answer.message
+        if done:
+            self._edit(record_id, lambda record: release.evicted(record, pin_id))
+        else:
+            self._edit(record_id, lambda record: release.not_evictable(record, message))
+            self._silent()
+        self._merge(pin_id, answer)
+        return done
+
+    async def pin(self, record: Record, cache_salt: str) -> Progress | None:
+        """Prefill and pin a prepared record, and note whether that made it warm.
+
+        Return what the prefills found, None if there was no answer.
+        """
+        head = record.head
+        assert head is not None  # noqa: S101 - the plan warms prepared records only
+        model = record.placement.model
         started = self._clock.monotonic()
         self._attempt(record.id, FOREVER)
         try:
+            progress = await self._prefiller.approach(model, head, cache_salt)
             done = await self._commander.pin(
-                record.placement.model,
+                model,
                 self._epoch,
                 record.pin_id,
-                prompt_ids,
+                head.prompt_ids,
                 record.placement.priority,
+                cache_salt,
             )
         except KeyFileError as error:
             self._refusing(PinReason.NO_KEY, str(error))
-            return
+            return None
         except EngineError as error:
             self._not_pinned(record, Failure(Reason.WARM_FAILED, str(error)))
-            return
+            return None
         finally:
             self._attempt(record.id, self._clock.monotonic())
-        self._toucher.count(done)
+        self._traffic.count(done)
         answer = self._judge(done)
         self._merge(record.pin_id, answer)
         if answer is not None:
             self._note_pin(record, answer, self._clock.monotonic() - started)
+        return progress.plus(head.tokens, done)
 
     def _note_pin(self, record: Record, answer: PinAnswer, seconds: float) -> None:
         now = self._clock.monotonic()
@@ -117,7 +151,7 @@ class PinDesk:
                     return current
                 return lifecycle.warmed(current, Pinning.HARD, seconds, FOREVER)
 
-            self._board.apply(lambda s: lifecycle.change(s, record.id, warmed))
+            self._edit(record.id, warmed)
             log.info(
                 "prefix pinned",
                 namespace=record.placement.namespace,
@@ -133,11 +167,7 @@ class PinDesk:
             self._not_pinned(record, Failure(Reason.WARM_FAILED, message))
         elif answer.reason != PinReason.WRONG_EPOCH and answer.reason not in NO_COMMANDS:
             failure = Failure(answer.reason, answer.message)
-            self._board.apply(
-                lambda s: lifecycle.change(
-                    s, record.id, lambda r: lifecycle.pin_refused(r, failure, now)
-                )
-            )
+            self._edit(record.id, lambda r: lifecycle.pin_refused(r, failure, now))
 
     def _not_pinned(self, record: Record, failure: Failure) -> None:
         """A warm prefix stays warm without the pin; a missing one has failed."""
@@ -148,12 +178,13 @@ class PinDesk:
                 return lifecycle.pin_refused(current, failure, now)
             return lifecycle.failed(current, failure, now)
 
-        self._board.apply(lambda s: lifecycle.change(s, record.id, edit))
+        self._edit(record.id, edit)
 
     def _attempt(self, record_id: str, at: float) -> None:
-        self._board.apply(
-            lambda s: lifecycle.change(s, record_id, lambda r: replace(r, pin_attempt_at=at))
-        )
+        self._edit(record_id, lambda record: replace(record, pin_attempt_at=at))
+
+    def _edit(self, record_id: str, edit: Callable[[Record], Record]) -> None:
+        self._board.apply(lambda snapshot: change(snapshot, record_id, edit))
 
     @property
     def _model(self) -> str:
@@ -175,14 +206,14 @@ class PinDesk:
             log.warning("pin command failed", error=str(error))
             self._silent()
             return None
-        self._toucher.count(done)
+        self._traffic.count(done)
         return self._judge(done)
 
     def _judge(self, done: Prefilled) -> PinAnswer | None:
         """Note what an answer says of the plugin as a whole; return it."""
         answer = done.answer
         if answer is None:
-            self._board.apply(lambda s: lifecycle.plugin_absent(s, NOT_LOADED))
+            self._board.apply(lambda s: plugin_status.plugin_absent(s, NOT_LOADED))
             log.warning("no hard pins", reason=NOT_LOADED)
         elif not answer.ok:
             self._pin_failed(answer.reason)
@@ -190,26 +221,26 @@ class PinDesk:
             if answer.reason in NO_COMMANDS:
                 self._refusing(answer.reason, answer.message)
             elif answer.reason == PinReason.WRONG_EPOCH:
-                self._board.apply(lifecycle.plugin_unknown)
+                self._board.apply(plugin_status.plugin_unknown)
             elif not answer.epoch:  # it tells nothing, so the same would be asked again at once
                 self._silent()
         return answer
 
     def _silent(self) -> None:
         now = self._clock.monotonic()
-        self._board.apply(lambda snapshot: lifecycle.plugin_silent(snapshot, now))
+        self._board.apply(lambda snapshot: plugin_status.plugin_silent(snapshot, now))
 
     def _refusing(self, reason: str, message: str) -> None:
         now = self._clock.monotonic()
         text = f"the pin plugin takes no commands ({reason}): {message}"
-        self._board.apply(lambda s: lifecycle.plugin_refusing(s, text, now))
+        self._board.apply(lambda s: plugin_status.plugin_refusing(s, text, now))
 
     def _merge(self, pin_id: str, answer: PinAnswer | None) -> None:
         if answer is None or not answer.epoch:
             return
         moment = self._clock.moment()
         self._board.apply(
-            lambda s: lifecycle.with_answer(
+            lambda s: with_answer(
                 s, pin_id, lambda report: report.merged(pin_id, answer, moment.now), moment
             )
         )

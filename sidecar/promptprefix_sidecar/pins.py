@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from pydantic import BaseModel, ConfigDict
 
-MAX_OWNER_CHARS = 200
-_DIGEST_CHARS = 16
+MAX_OWNER_CHARS = 128
+_DIGEST_CHARS = 64
 
 
 class PinReason(StrEnum):
@@ -30,7 +32,12 @@ class PinReason(StrEnum):
     LEASE_EXPIRED = "LeaseExpired"
     CACHE_RESET = "CacheReset"
     UNPINNED = "Unpinned"
+    EVICTED = "Evicted"
+    ADAPTER_CHANGED = "AdapterChanged"
 
+
+ORDERED = frozenset({PinReason.UNPINNED, PinReason.EVICTED, PinReason.ADAPTER_CHANGED})
+"""Ends of a pin that took nothing from anybody: no premature evictions."""
 
 NO_COMMANDS = frozenset(
     {
@@ -58,12 +65,37 @@ class PinView(BaseModel):
     priority: int = 0
     hits: int = 0
     last_hit_age_s: float | None = None
+    matches: int = 0
+    last_match_age_s: float | None = None
     released_reason: str = ""
 
     @property
     def whole(self) -> bool:
         """Whether every token is cached and held."""
         return 0 < self.tokens <= min(self.resident_tokens, self.pinned_tokens)
+
+    @property
+    def used_age_s(self) -> float | None:
+        """Seconds since a user's request last began with it, cached or not; None if never."""
+        ages = (self.last_hit_age_s, self.last_match_age_s)
+        return min((age for age in ages if age is not None), default=None)
+
+
+class WatchView(BaseModel):
+    """A prefix that is no longer pinned, whose use the engine still notices."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    tokens: int = 0
+    resident_tokens: int = 0
+    matches: int = 0
+    last_match_age_s: float | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token is cached."""
+        return 0 < self.tokens <= self.resident_tokens
 
 
 class ReleasedPin(BaseModel):
@@ -76,7 +108,10 @@ class ReleasedPin(BaseModel):
 
 
 class PinAnswer(BaseModel):
-    """Answer to one command. A refusal of a command that isn't proven genuine tells no epoch."""
+    """Answer to one command. A refusal of a command that isn't proven genuine tells no epoch.
+
+    ``watched`` is in reports only, and never in those of a plugin that can't evict and warm.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -90,8 +125,10 @@ class PinAnswer(BaseModel):
     blocks_free: int = 0
     blocks_pinned: int = 0
     budget_blocks: int = 0
+    offload_tier: str = ""
     pins: tuple[PinView, ...] = ()
     released: tuple[ReleasedPin, ...] = ()
+    watched: tuple[WatchView, ...] | None = None
 
     def pin(self, pin_id: str) -> PinView | None:
         """Return the pin of this id, if the answer speaks of it."""
@@ -115,7 +152,8 @@ class PinReport:
     """All pins of one engine epoch.
 
     The last whole report was asked for at ``asked_at`` and read at ``reported_at``; the engine made
-    it between the two, so what it did in that time may be missing.
+    it between the two, so what it did in that time may be missing. ``watched`` is None where the
+    plugin knows no more commands than pin, unpin, renew and report.
     """
 
     epoch: str
@@ -129,6 +167,23 @@ class PinReport:
     reported_at: float
     pins: Mapping[str, SeenPin] = field(default_factory=dict)
     released: Mapping[str, str] = field(default_factory=dict)
+    watched: Mapping[str, WatchView] | None = None
+    offload_tier: str = ""
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the plugin takes the commands evict and warm."""
+        return self.watched is not None
+
+    @cached_property
+    def pins_of(self) -> Mapping[str, tuple[str, ...]]:
+        """Ids of the pins by owner."""
+        return _by_owner(self.pins)
+
+    @cached_property
+    def watched_of(self) -> Mapping[str, tuple[str, ...]]:
+        """Ids of what is watched by owner."""
+        return _by_owner(self.watched or {})
 
     @property
     def budget_left(self) -> int:
@@ -174,7 +229,16 @@ def whole_report(answer: PinAnswer, asked_at: float, now: float) -> PinReport:
         reported_at=now,
         pins={view.id: SeenPin(view, now) for view in answer.pins},
         released={item.id: item.reason for item in answer.released},
+        watched=None if answer.watched is None else {view.id: view for view in answer.watched},
+        offload_tier=answer.offload_tier,
     )
+
+
+def _by_owner(pin_ids: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    owned: dict[str, list[str]] = defaultdict(list)
+    for each in pin_ids:
+        owned[owner_of(each)].append(each)
+    return {owner: tuple(ids) for owner, ids in owned.items()}
 
 
 def pin_owner(placement_id: str) -> str:
@@ -196,3 +260,9 @@ def pin_id(placement_id: str, token_digest: str) -> str:
 def owner_of(engine_pin_id: str) -> str:
     """Return the owner's part of a pin id that the engine reports."""
     return engine_pin_id.rpartition("#")[0]
+
+
+def digest_of(engine_pin_id: str) -> str:
+    """Return the token digest in a pin id, empty if it isn't whole there."""
+    digest = engine_pin_id.rpartition("#")[2]
+    return digest if len(digest) == _DIGEST_CHARS else ""

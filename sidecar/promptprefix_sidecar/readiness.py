@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from promptprefix.wire import Phase
-from promptprefix_sidecar.snapshot import FOREVER, Snapshot
+from promptprefix_sidecar.snapshot import FOREVER, Record, Snapshot
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Readiness:
 
     def seen(self, snapshot: Snapshot, now: float, limits: ReadinessLimits) -> Readiness:
         """Return the readiness after a look at the snapshot."""
-        if not snapshot.engine.healthy:
+        if not snapshot.engine.healthy or snapshot.engine.asleep:
             return self
         current = self._of_engine(snapshot, now)
         if current.latched:
@@ -77,16 +77,23 @@ class ReadinessLimits:
 def all_settled(snapshot: Snapshot) -> bool:
     """Return whether every wanted placement is warm or can't become so by waiting."""
     return snapshot.desired_known and all(
-        record.phase is Phase.WARM or record.settled
-        for record in snapshot.records.values()
-        if record.wanted
+        _is_settled(record) for record in snapshot.records.values()
     )
+
+
+def _is_settled(record: Record) -> bool:
+    """Return whether waiting is of no use: it is warm, can't become so, or isn't to be warmed."""
+    if not record.held or record.placement.retained:
+        return True
+    return record.phase is Phase.WARM or record.settled
 
 
 def not_ready_because(readiness: Readiness, snapshot: Snapshot) -> str:
     """Return why the pod is not ready, or an empty text if it is."""
     if not snapshot.engine.healthy:
         return "the engine is not healthy"
+    if snapshot.engine.asleep:
+        return "the engine is asleep"
     if readiness.latched and readiness.boot == snapshot.boot:
         return ""
     if not snapshot.desired_known:
@@ -94,6 +101,6 @@ def not_ready_because(readiness: Readiness, snapshot: Snapshot) -> str:
     waiting = [
         f"{record.placement.namespace}/{record.placement.name} ({record.phase})"
         for record in snapshot.records.values()
-        if record.wanted and record.phase is not Phase.WARM and not record.settled
+        if not _is_settled(record)
     ]
     return f"waiting for {', '.join(waiting[:5]) or 'placements'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ ENV_PREFIX = "PROMPTPREFIX_"
 DEFAULT_KEY_FILE = Path("/run/promptprefix/key/key")
 MIN_HOLD_S = 300.0
 """A failover of the operator or an upgrade must not cost pins."""
+_ENDPOINT = re.compile(r"ipc:///[^\0]{1,106}|tcp://[^*/@;\s]+:[0-9]{1,5}")
 
 
 class KeySettings(BaseSettings):
@@ -98,6 +100,29 @@ class Settings(KeySettings):
     warm_timeout_s: float = Field(
         default=600.0, gt=0, description="Longest time that one prefill may take."
     )
+    kv_events_endpoint: str | None = Field(
+        default=None,
+        description="Where the engine publishes its KV events, as the sidecar reaches it: "
+        "ipc:///folder/socket or tcp://host:port. Without it they are not read.",
+    )
+    kv_events_replay_endpoint: str | None = Field(
+        default=None, description="Where the engine sends lost events again, if anywhere."
+    )
+    kv_events_topic: str | None = Field(
+        default=None, description="Topic of the events; without one all are read."
+    )
+    warm_chunk_tokens: int = Field(
+        default=2048,
+        ge=1,
+        le=1_048_576,
+        description="Tokens that one request of a warm-up computes at most; users go in between.",
+    )
+    soft_wait_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="How long requests of users go first where the engine has no plugin to see "
+        "to it.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severe level that is logged."
     )
@@ -120,6 +145,24 @@ class Settings(KeySettings):
     def _longer_than_a_failover(cls, value: float) -> float:
         if 0 < value < MIN_HOLD_S:
             raise ValueError(f"must be 0 (never) or at least {MIN_HOLD_S:g}")
+        return value
+
+    @field_validator("kv_events_endpoint", "kv_events_replay_endpoint")
+    @classmethod
+    def _connectable(cls, value: str | None) -> str | None:
+        if value is None or _ENDPOINT.fullmatch(value):
+            return value
+        raise ValueError(
+            "must be ipc:///folder/socket (at most 107 characters after ipc://) or tcp://host:port "
+            "with an address that can be dialled, such as tcp://127.0.0.1:5557 for an engine that "
+            "publishes at tcp://*:5557"
+        )
+
+    @field_validator("kv_events_replay_endpoint")
+    @classmethod
+    def _only_with_events(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and not info.data.get("kv_events_endpoint"):
+            raise ValueError(f"set {ENV_PREFIX}KV_EVENTS_ENDPOINT as well")
         return value
 
     @property

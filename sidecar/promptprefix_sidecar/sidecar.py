@@ -12,6 +12,7 @@ from typing import Protocol
 import httpx
 from aiohttp import web
 
+from promptprefix_sidecar.actions import Policy
 from promptprefix_sidecar.bearer import authorization, bearer
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
@@ -24,12 +25,16 @@ from promptprefix_sidecar.gate import Gate
 from promptprefix_sidecar.lanes import Lane
 from promptprefix_sidecar.latch_file import LatchFile
 from promptprefix_sidecar.metrics import Metrics
+from promptprefix_sidecar.offloading import Offloader
+from promptprefix_sidecar.own_traffic import OwnTraffic
 from promptprefix_sidecar.pin_commander import PinCommander
 from promptprefix_sidecar.pin_desk import PinDesk
-from promptprefix_sidecar.plan import Policy
+from promptprefix_sidecar.prefilling import Prefiller
+from promptprefix_sidecar.provenance import Provenance
 from promptprefix_sidecar.readiness import ReadinessLimits
 from promptprefix_sidecar.rendering import Renderer
 from promptprefix_sidecar.residency import Toucher
+from promptprefix_sidecar.salts import Salts, SaltSource
 from promptprefix_sidecar.server import make_app
 from promptprefix_sidecar.settings import Settings
 from promptprefix_sidecar.state import Address
@@ -39,12 +44,20 @@ from promptprefix_sidecar.watcher import Watcher
 ENGINE_CONNECTIONS = 16
 
 
+class Part(Protocol):
+    """One of the parts."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
 @dataclass(frozen=True)
 class Sidecar:
     """The parts that run side by side."""
 
     board: Board
     contents: Contents
+    salts: Salts
     watcher: Watcher
     keep_lane: Lane
     touch_lane: Lane
@@ -53,6 +66,7 @@ class Sidecar:
     gate: Gate
     metrics: Metrics
     probe_interval_s: float
+    events: Part | None = None
 
     async def run(self) -> None:
         """Run all parts until cancelled; a part that fails brings the process down."""
@@ -64,16 +78,19 @@ class Sidecar:
             group.create_task(self.sync.run(), name="sync")
             group.create_task(self.gate.run(), name="gate")
             group.create_task(self._forget_contents(), name="contents")
+            if self.events is not None:
+                group.create_task(self.events.run(), name="kv events")
 
     async def _forget_contents(self) -> None:
         changed = self.board.subscribe()
         while True:
             await changed.wait()
-            records = self.board.snapshot.records.values()
-            self.contents.keep(frozenset(r.placement.content_digest for r in records if r.wanted))
+            wanted = [r.placement for r in self.board.snapshot.records.values() if r.wanted]
+            self.contents.keep(frozenset(placement.content_digest for placement in wanted))
+            self.salts.keep(frozenset(placement.id for placement in wanted if placement.salted))
 
 
-class Control(ControlApi, ContentSource, Protocol):
+class Control(ControlApi, ContentSource, SaltSource, Protocol):
     """All that the sidecar asks of the operator."""
 
 
@@ -93,9 +110,10 @@ def build_sidecar(
         report_interval_s=settings.report_interval_s,
         touch_interval_s=settings.touch_interval_s,
         digest_check_interval_s=settings.digest_check_interval_s,
+        soft_wait_s=settings.soft_wait_s,
+        warm_chunk_tokens=settings.warm_chunk_tokens,
     )
-    contents = Contents(control)
-    toucher = Toucher(engine, metrics)
+    contents, salts = Contents(control), Salts(control)
     commander = PinCommander(
         engine,
         settings.key_file,
@@ -103,19 +121,36 @@ def build_sidecar(
         lease_s=settings.lease_s,
         prefill_timeout_s=settings.warm_timeout_s,
     )
+    traffic = OwnTraffic(metrics)
+    prefiller = Prefiller(board, engine, commander, traffic, policy, clock)
+    toucher = Toucher(engine, prefiller, traffic)
     desk = PinDesk(
         board,
         commander,
-        toucher,
+        prefiller,
+        traffic,
         clock,
         lambda reason: metrics.pin_failures.labels(reason=reason).inc(),
     )
-    executor = Executor(board, contents, Renderer(engine), toucher, desk, policy, clock, metrics)
+    executor = Executor(
+        board,
+        contents,
+        salts,
+        Renderer(engine),
+        toucher,
+        desk,
+        Offloader(board, desk, toucher, clock),
+        Provenance(engine, metrics),
+        policy,
+        clock,
+        metrics,
+    )
     limits = ReadinessLimits(settings.ready_timeout_s, settings.ready_settle_s)
     gate = Gate(board, limits, clock, LatchFile(settings.latch_file))
     return Sidecar(
         board=board,
         contents=contents,
+        salts=salts,
         watcher=Watcher(engine, board, metrics.engine_restarts.inc),
         keep_lane=Lane(board, executor, policy, clock),
         touch_lane=Lane(board, executor, policy, clock),
@@ -132,7 +167,26 @@ def build_sidecar(
         gate=gate,
         metrics=metrics,
         probe_interval_s=settings.probe_interval_s,
+        events=_kv_events(settings, board, salts, clock, metrics),
     )
+
+
+def _kv_events(
+    settings: Settings, board: Board, salts: Salts, clock: Clock, metrics: Metrics
+) -> Part | None:
+    if settings.kv_events_endpoint is None:
+        return None
+    # Without events the process does without ZeroMQ and its memory.
+    from promptprefix_sidecar.kv_events.stream import kv_events
+    from promptprefix_sidecar.kv_events.subscriber import Endpoints
+
+    endpoints = Endpoints(
+        settings.kv_events_endpoint,
+        settings.kv_events_replay_endpoint or "",
+        settings.kv_events_topic or "",
+    )
+    pace_s = settings.touch_interval_s
+    return kv_events(endpoints, board, salts, clock, metrics.registry, pace_s)
 
 
 def _engine_authorization(settings: Settings) -> Callable[[], str] | None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from promptprefix.resource import Pinning
+from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase, Placement
 from promptprefix_sidecar.head import Head
-from promptprefix_sidecar.pins import PinReport, pin_id
+from promptprefix_sidecar.pins import PinReport, digest_of, pin_id
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -21,18 +21,27 @@ OUTAGE_BOOT = "outage-"
 
 @dataclass(frozen=True)
 class EngineView:
-    """The engine from outside. ``boot`` names its process: another boot has an empty cache."""
+    """The engine from outside. ``boot`` names its process: another boot has an empty cache.
+
+    ``roots`` are the places of the models' weights by name, where the engine tells them;
+    ``adapters`` names those models that are adapters of another.
+    ``running`` and ``waiting`` count requests that are not the sidecar's.
+    """
 
     healthy: bool = False
     boot: str = ""
     version: str = ""
     models: tuple[str, ...] = ()
+    roots: tuple[tuple[str, str], ...] = ()
+    adapters: tuple[str, ...] = ()
     max_model_len: int = 0
     block_size: int = 0
     blocks_total: int = 0
     cache_usage: float = 0.0
     prefix_caching: bool = True
+    running: int = 0
     waiting: int = 0
+    asleep: bool = False
 
 
 class PluginStatus(StrEnum):
@@ -55,11 +64,23 @@ class PluginView:
 
 
 @dataclass(frozen=True)
+class FoundPin:
+    """What the engine holds of a placement whose text was never asked for here."""
+
+    id: str
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Record:
     """One placement on this engine: what is wanted, what was found, and when to act again.
 
     Times are monotonic seconds, ``last_hit`` is Unix seconds. ``pinned`` says how the prefix is
-    protected now; ``settled`` that a failure will not go away by itself.
+    protected now; ``settled`` that a failure will not go away by itself. ``found`` stands for the
+    head of a retained placement. ``stale``: the engine may still hold it for an adapter's former
+    weights. ``released`` is what came of the blocks, ``evicted`` the pins dropped on the way there.
+    ``copied_tokens`` of its leading tokens have a copy in an offload tier, by the KV events.
+    ``unproved``: they don't vouch for a soft pin, so a touch asks the engine to tell of its blocks.
     """
 
     placement: Placement
@@ -68,9 +89,15 @@ class Record:
     reason: str = ""
     message: str = ""
     head: Head | None = None
+    found: FoundPin | None = None
+    stale: bool = False
+    released: OnIdle | None = None
+    evicted: frozenset[str] = frozenset()
     pinned: Pinning = Pinning.NONE
     resident_tokens: int = 0
     pinned_tokens: int = 0
+    copied_tokens: int = 0
+    unproved: bool = False
     last_hit: float | None = None
     warm_seconds: float | None = None
     hard_evictions: int = 0
@@ -96,7 +123,33 @@ class Record:
     @property
     def pin_id(self) -> str:
         """Id of the pin of its current tokens; empty before they are known."""
-        return "" if self.head is None else pin_id(self.placement.id, self.head.digest)
+        if self.head is not None:
+            return pin_id(self.placement.id, self.head.digest)
+        return "" if self.found is None else self.found.id
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its head; 0 before they are known."""
+        if self.head is not None:
+            return self.head.tokens
+        return 0 if self.found is None else self.found.tokens
+
+    @property
+    def token_digest(self) -> str:
+        """Digest of its head; empty before it is known."""
+        if self.head is not None:
+            return self.head.digest
+        return "" if self.found is None else digest_of(self.found.id)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is to be held just now."""
+        return self.wanted and self.placement.release is None
+
+    @property
+    def releasing(self) -> bool:
+        """Whether it is to be released and has not been yet."""
+        return self.wanted and self.placement.release is not None and self.released is None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from promptprefix.reasons import Reason
 from promptprefix.resource import Pinning
 from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState, SidecarState
-from promptprefix_sidecar.snapshot import PluginStatus, PluginView, Record, Snapshot
+from promptprefix_sidecar.snapshot import PluginStatus, Record, Snapshot
+
+MATCH_STEP_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,31 @@ def sidecar_state(snapshot: Snapshot, address: Address) -> SidecarState:
         ready=snapshot.gate.open,
         failed_open=snapshot.gate.failed_open,
         placements=tuple(
-            _placement_state(record, snapshot.plugin) for record in snapshot.records.values()
+            _placement_state(record, snapshot) for record in snapshot.records.values()
         ),
     )
 
 
 def urgent_part(state: SidecarState) -> SidecarState:
-    """Return the state without what changes with every request; a change of the rest can't wait."""
+    """Return the state without what changes with every request; a change of the rest can't wait.
+
+    A match of a released prefix brings it back; one of a held prefix is told in steps.
+    """
+    engine = {"blocks_free": 0, "running": 0, "waiting": 0}
     return state.model_copy(
         update={
-            "engine": state.engine.model_copy(update={"blocks_free": 0}),
-            "placements": tuple(
-                placement.model_copy(update={"last_hit": None}) for placement in state.placements
-            ),
+            "engine": state.engine.model_copy(update=engine),
+            "placements": tuple(map(_urgent_placement, state.placements)),
         }
     )
+
+
+def _urgent_placement(placement: PlacementState) -> PlacementState:
+    if placement.phase is Phase.RELEASED:
+        return placement.model_copy(update={"resident_tokens": 0})
+    hit = placement.last_hit
+    step = None if hit is None else hit // MATCH_STEP_S
+    return placement.model_copy(update={"last_hit": step})
 
 
 def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
@@ -60,34 +72,42 @@ def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
         blocks_total=total,
         blocks_free=free,
         blocks_pinned=0 if report is None else report.blocks_pinned,
+        budget_blocks=0 if report is None else report.budget_blocks,
+        running=engine.running,
+        waiting=engine.waiting,
+        asleep=engine.asleep,
+        offload_tier="" if report is None else report.offload_tier,
         capabilities=(HARD_PINS,) if hard else (),
         soft_reason=plugin.soft_reason,
     )
 
 
-def _placement_state(record: Record, plugin: PluginView) -> PlacementState:
-    reason, message = _explanation(record, plugin)
-    head = record.head
+def _placement_state(record: Record, snapshot: Snapshot) -> PlacementState:
+    reason, message = _explanation(record, snapshot)
     return PlacementState(
         id=record.id,
         phase=record.phase,
         reason=reason,
         message=message,
-        token_digest="" if head is None else head.digest,
-        tokens=0 if head is None else head.tokens,
+        token_digest=record.token_digest,
+        tokens=record.tokens,
         resident_tokens=record.resident_tokens,
         pinned_tokens=record.pinned_tokens,
         pinned=record.pinned,
+        released=record.released,
+        heads=() if record.head is None else record.head.ladder,
         last_hit=record.last_hit,
         warm_seconds=record.warm_seconds,
     )
 
 
-def _explanation(record: Record, plugin: PluginView) -> tuple[str, str]:
-    """Return why a prefix is not what its resource asks for; empty words if it is."""
+def _explanation(record: Record, snapshot: Snapshot) -> tuple[str, str]:
+    """Return why a prefix is not what its resource asks for; no reason if it is."""
+    if snapshot.engine.asleep and record.held and record.phase is Phase.PENDING:
+        return Reason.ENGINE_ASLEEP, "the engine was put to sleep: warmed again when it wakes up"
     short = record.placement.pinning is Pinning.HARD and record.pinned is not Pinning.HARD
     if record.phase is not Phase.WARM or not short:
         return record.reason, record.message
     if record.pin_reason:
         return record.pin_reason, record.pin_message
-    return Reason.SOFT_PINNED, plugin.soft_reason
+    return Reason.SOFT_PINNED, snapshot.plugin.soft_reason

@@ -18,10 +18,10 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
-from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError, ControlStatusError, StandbyError
+from promptprefix_sidecar.desired import with_desired
 from promptprefix_sidecar.holding import let_go
 from promptprefix_sidecar.snapshot import Snapshot
 from promptprefix_sidecar.state import Address, sidecar_state, urgent_part
@@ -154,7 +154,7 @@ class SyncLoop:
         self._revision = answer.revision
 
         def edit(snapshot: Snapshot) -> Snapshot:
-            return lifecycle.with_desired(snapshot, answer.placements)
+            return with_desired(snapshot, answer.placements)
 
         self._board.apply(edit)
 

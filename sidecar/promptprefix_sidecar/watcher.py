@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import structlog
 
-from promptprefix_sidecar import lifecycle
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.engine_api import (
     EngineApi,
@@ -16,6 +15,7 @@ from promptprefix_sidecar.engine_api import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
+from promptprefix_sidecar.engine_change import with_engine
 from promptprefix_sidecar.snapshot import OUTAGE_BOOT, EngineView
 
 log = structlog.get_logger()
@@ -48,9 +48,11 @@ class Watcher:
         if before.boot and view.boot != before.boot:
             log.warning("engine restarted")
             self._restarted()
+        if view.asleep != before.asleep:
+            log.info("engine fell asleep" if view.asleep else "engine woke up")
         if view.healthy != before.healthy:
             log.info("engine health changed", healthy=view.healthy)
-        self._board.apply(lambda snapshot: lifecycle.with_engine(snapshot, view))
+        self._board.apply(lambda snapshot: with_engine(snapshot, view))
 
     async def _view(self, before: EngineView) -> EngineView:
         try:
@@ -79,6 +81,7 @@ class Watcher:
 
     async def _observed(self, before: EngineView) -> EngineView:
         await self._engine.check_health()
+        own = self._engine.in_flight
         metrics = await self._engine.metrics()
         models = await self._engine.models()
         if not models:
@@ -93,10 +96,14 @@ class Watcher:
             boot=boot,
             version=version,
             models=tuple(model.id for model in models),
+            roots=tuple((model.id, model.root) for model in models if model.root),
+            adapters=tuple(model.id for model in models if model.parent),
             max_model_len=next((m.max_model_len for m in models if m.max_model_len), 0),
             block_size=metrics.block_size,
             blocks_total=metrics.blocks_total,
             cache_usage=metrics.cache_usage,
             prefix_caching=metrics.prefix_caching,
-            waiting=metrics.waiting,
+            running=max(0, metrics.running - own),
+            waiting=max(0, metrics.waiting - max(0, own - metrics.running)),
+            asleep=metrics.asleep,
         )

@@ -25,6 +25,8 @@ class FakeControl:
     def __init__(self) -> None:
         self.placements: tuple[Placement, ...] = ()
         self.payloads: dict[str, Payload] = {}
+        self.salts: dict[str, str] = {}
+        self.asked: list[str] = []
         self.number = 0
         self.error: ControlError | None = None
         self.states: list[SidecarState] = []
@@ -45,19 +47,30 @@ class FakeControl:
             self._changed.notify_all()
 
     def placement(
-        self, name: str, payload: Payload, *, pinning: Pinning = Pinning.HARD, priority: int = 0
+        self,
+        name: str,
+        payload: Payload,
+        *,
+        pinning: Pinning = Pinning.HARD,
+        priority: int = 0,
+        model: str = "demo",
+        salt: str = "",
     ) -> Placement:
         """Return a placement whose content can be fetched."""
         self.payloads[payload.digest] = payload
+        placement_id = f"{name}/{payload.digest[:8]}"
+        if salt:
+            self.salts[placement_id] = salt
         return Placement(
-            id=f"{name}/{payload.digest[:8]}",
+            id=placement_id,
             namespace="ml",
             name=name,
-            model="demo",
+            model=model,
             fingerprint="pp1:sha256:0",
             content_digest=payload.digest,
             pinning=pinning,
             priority=priority,
+            salted=bool(salt),
         )
 
     async def state(
@@ -108,7 +121,13 @@ class FakeControl:
                 revision=Revision(term=1, number=self.number), placements=self.placements
             )
 
+    async def salt(self, placement_id: str) -> str:
+        if self.error is not None:
+            raise self.error
+        return self.salts[placement_id]
+
     async def content(self, digest: str) -> Payload:
+        self.asked.append(digest)
         if self.error is not None:
             raise self.error
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from promptprefix_vllm.adapters import Adapter
+from promptprefix_vllm.connectors import Transfer
 from promptprefix_vllm.desk import PinDesk
 from promptprefix_vllm.pins import PinTable
 
@@ -52,6 +55,11 @@ class FakePool:
         block = self.cached.get(block_hash)
         return None if block is None else [block]
 
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        for block in [*self.cached.values()]:
+            if block.block_id in block_ids:
+                self.forget(block)
+
     def get_num_free_blocks(self) -> int:
         return len(self.free)
 
@@ -67,9 +75,9 @@ class FakePool:
             block.block_hash = None
 
 
-def block_hashes(ids: Sequence[int]) -> tuple[bytes, ...]:
+def block_hashes(ids: Sequence[int], extra: str = "") -> tuple[bytes, ...]:
     hashes: list[bytes] = []
-    parent = b""
+    parent = extra.encode()
     for start in range(0, len(ids) - len(ids) % BLOCK_SIZE, BLOCK_SIZE):
         text = json.dumps(list(ids[start : start + BLOCK_SIZE])).encode()
         parent = hashlib.sha256(parent + text).digest()
@@ -81,11 +89,15 @@ def block_hashes(ids: Sequence[int]) -> tuple[bytes, ...]:
 class FakeEngine:
     """``merges`` are pairs of characters that the tokenizer takes for one token.
 
-    ``gate`` holds up all completions, ``queue`` those without a command.
+    ``gate`` holds up all completions, ``queue`` plain and warm ones. ``older``: a plugin that
+    neither evicts nor warms. ``adapters`` maps names to the place and number of what is loaded.
+    ``tier``: blocks that go are kept elsewhere. Like vLLM it sends nothing while it sleeps.
     """
 
     key: bytes = b"k" * 32
     plugin: bool = True
+    older: bool = False
+    tier: str = ""
     blocks: int = 64
     budget: int = 32
     template: str = "<{system}|{tools}|U:{user}>A:"
@@ -97,6 +109,7 @@ class FakeEngine:
     refusal: str = ""
     waiting: int = 0
     models: tuple[str, ...] = (MODEL,)
+    adapters: dict[str, tuple[str, int]] = field(default_factory=dict)
     boot: int = 1
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     hits: int = 0
@@ -107,18 +120,40 @@ class FakeEngine:
         self.gate.set()
         self.queue = asyncio.Event()
         self.queue.set()
+        self.awake = asyncio.Event()
+        self.awake.set()
         self._start()
 
     def _start(self) -> None:
         self.pool = FakePool(self.blocks)
         self.table = PinTable(self.pool, BLOCK_SIZE, self.budget)
-        self.desk = PinDesk(self.table, self.key, epoch=f"epoch-{self.boot}")
+        transfer = Transfer(offload_tier=self.tier)
+        self.desk = PinDesk(self.table, self.key, epoch=f"epoch-{self.boot}", transfer=transfer)
+        self.stored: set[bytes] = set()
+        self.by_source = {"device": 0, "host": 0}
 
     def restart(self, *, plugin: bool | None = None) -> None:
         self.boot += 1
         self.hits = self.queries = 0
         self.plugin = self.plugin if plugin is None else plugin
         self._start()
+
+    def reset_cache(self) -> None:
+        self.table.release_all(0.0)
+        for block in [*self.pool.cached.values()]:
+            self.pool.forget(block)
+
+    def sleep(self) -> None:
+        self.awake.clear()
+        self.reset_cache()
+
+    def ask(self, text: str, salt: str = "") -> int:
+        """Answer a user's request that begins with ``text``; return how much was cached."""
+        ids = [*self.tokenize(text), 1]
+        cached = self.prefill(ids, salt)
+        hashes = block_hashes(ids, salt)
+        self.table.record_request(hashes, cached, time.monotonic())
+        return cached
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -149,16 +184,26 @@ class FakeEngine:
                 position += 1
         return ids
 
-    def prefill(self, ids: Sequence[int]) -> int:
+    def prefill(self, ids: Sequence[int], extra: str = "") -> int:
         """Compute a prompt and leave it in the cache; return how much of it was cached."""
-        hashes = block_hashes(ids)
+        hashes = block_hashes(ids, extra)
         held: list[FakeBlock] = []
-        for digest in hashes[: (len(ids) - 1) // BLOCK_SIZE]:
+        reusable = hashes[: (len(ids) - 1) // BLOCK_SIZE]
+        for digest in reusable:
             if digest not in self.pool.cached:
                 break
             held.append(self.pool.cached[digest])
         self.pool.touch(held)
-        cached = len(held) * BLOCK_SIZE
+        given = 0
+        for digest in reusable[len(held) :]:
+            if digest not in self.stored:
+                break
+            given += 1
+        self.by_source["device"] += len(held) * BLOCK_SIZE
+        self.by_source["host"] += given * BLOCK_SIZE
+        cached = (len(held) + given) * BLOCK_SIZE
+        if self.tier:
+            self.stored.update(hashes)
         for digest in hashes[len(held) :]:
             block = self.pool.allocate()
             block.block_hash = digest
@@ -180,7 +225,14 @@ class FakeEngine:
             case "/version":
                 return httpx.Response(200, json={"version": "0.0-fake"})
             case "/v1/models":
-                data = [{"id": name, "max_model_len": 100_000} for name in self.models]
+                data = [
+                    {"id": name, "root": f"/models/{name}", "max_model_len": 100_000}
+                    for name in self.models
+                ]
+                data += [
+                    {"id": name, "root": path, "parent": MODEL}
+                    for name, (path, _) in self.adapters.items()
+                ]
                 return httpx.Response(200, json={"data": data})
             case "/metrics":
                 return httpx.Response(200, text=self._exposition())
@@ -196,9 +248,19 @@ class FakeEngine:
             f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{self.blocks}",'
             f'enable_prefix_caching="{self.prefix_caching}"}} 1\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self.waiting}\n'
+            f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} '
+            f"{float(self.awake.is_set())}\n"
             f'vllm:prefix_cache_hits_total{{engine="0"}} {self.hits}\n'
             f'vllm:prefix_cache_queries_total{{engine="0"}} {self.queries}\n'
+        ) + "".join(
+            f'vllm:prompt_tokens_cached_by_source_total{{engine="0",source="{source}"}} {count}\n'
+            for source, count in self.by_source.items()
         )
+
+    def _readable(self, command: str) -> str:
+        """What an older plugin makes of a command: one that it doesn't know is malformed."""
+        known = not self.older or json.loads(command)["op"] in ("pin", "unpin", "renew", "report")
+        return command if known else "{}"
 
     def _tokenize(self, body: dict[str, Any]) -> httpx.Response:
         *system, user = body["messages"]
@@ -210,25 +272,34 @@ class FakeEngine:
         return httpx.Response(200, json={"tokens": self.tokenize(text)})
 
     async def _complete(self, body: dict[str, Any]) -> httpx.Response:
-        if body["model"] not in self.models:
+        if body["model"] not in (*self.models, *self.adapters):
             return httpx.Response(404)
+        adapter: Adapter | None = None
+        if body["model"] in self.adapters:
+            path, number = self.adapters[body["model"]]
+            adapter = Adapter(name=body["model"], number=number, path=path)
+            self.desk.see_adapter(adapter)
         ids: list[int] = body["prompt"]
         command = (body.get("vllm_xargs") or {}).get("promptprefix")
         request_id = str(len(self.requests))
-        hashes = block_hashes(ids)
+        extra = body.get("cache_salt", "") + ("" if adapter is None else adapter.path)
+        hashes = block_hashes(ids, extra)
         usage: dict[str, Any] = {"prompt_tokens": len(ids), "prompt_tokens_details": None}
         desk = self.desk
         if command is not None and self.plugin:
-            desk.receive(request_id, command, ids, hashes)
-        if command is None:
+            desk.receive(request_id, self._readable(command), ids, hashes, adapter)
+        if command is None or json.loads(command)["op"] == "warm":
             await self.queue.wait()
         await self.gate.wait()
+        await self.awake.wait()
         if self.paused:  # vLLM ends its requests then, with HTTP 200 and without their answers
             desk.finish(request_id, hashes, False)
             aborted = [{"finish_reason": "abort"}]
             return httpx.Response(200, json={"choices": aborted, "usage": usage})
-        cached = self.prefill(ids)
-        answer = desk.finish(request_id, hashes, True)
+        cached = self.prefill(ids, extra)
+        answer = desk.finish(request_id, hashes, True, adapter)
+        if answer is not None and self.older:
+            answer.pop("watched", None)
         if self.usage_details:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         reply: dict[str, Any] = {"choices": [], "usage": usage}

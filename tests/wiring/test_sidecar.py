@@ -180,11 +180,8 @@ async def test_a_touch_that_waits_its_turn_holds_up_no_command(
         await control.state(hard.id)
         await control.state(soft.id)
         engine.queue.clear()
-        touched = len(engine.sent("/v1/completions")) - len(engine.commands())
-        await until(
-            sidecar,
-            lambda _: len(engine.sent("/v1/completions")) - len(engine.commands()) > touched,
-        )
+        touched = engine.commands().count("warm")
+        await until(sidecar, lambda _: engine.commands().count("warm") > touched)
         commands = len(engine.commands())
         await until(sidecar, lambda _: len(engine.commands()) > commands + 2)
         engine.queue.set()

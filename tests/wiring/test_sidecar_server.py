@@ -8,7 +8,7 @@ import httpx
 from aiohttp.test_utils import TestServer, unused_port
 from pydantic import HttpUrl
 
-from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar import desired
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.gate import Gate
@@ -38,7 +38,7 @@ async def test_health_readiness_and_metrics(tmp_path: Path) -> None:
         page = (await client.get("/metrics")).text
         assert 'promptprefix_sidecar_pinned_tokens{name="a",namespace="ml"} 32.0' in page
         assert 'promptprefix_sidecar_warm{name="b",namespace="ml"} 1.0' in page
-        board.apply(lambda known: lifecycle.with_desired(known, [placement("a")]))
+        board.apply(lambda known: desired.with_desired(known, [placement("a")]))
         page = (await client.get("/metrics")).text
         assert 'name="a"' in page
         assert 'name="b"' not in page

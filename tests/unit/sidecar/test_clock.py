@@ -7,8 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from promptprefix_sidecar.clock import next_check
-from promptprefix_sidecar.lifecycle import Moment
+from promptprefix_sidecar.clock import Moment, next_check
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

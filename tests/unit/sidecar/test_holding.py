@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from promptprefix.resource import Pinning
-from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar import desired
+from promptprefix_sidecar.actions import Policy, Unpin
 from promptprefix_sidecar.holding import let_go
-from promptprefix_sidecar.plan import Policy, Unpin, plan
+from promptprefix_sidecar.plan import plan
 from promptprefix_sidecar.snapshot import FOREVER, Record, Snapshot
 
 from .records import pin, placement, report, snapshot, warm
@@ -45,7 +46,7 @@ def test_pins_of_an_operator_that_never_answered_are_let_go_as_well() -> None:
 
 
 def test_an_operator_that_comes_back_is_obeyed() -> None:
-    after = lifecycle.with_desired(let_go(HELD, 300.0, 300.0), [placement("a")])
+    after = desired.with_desired(let_go(HELD, 300.0, 300.0), [placement("a")])
     assert not after.let_go
     assert after.records["a"].wanted
     assert plan(after, Policy(), 0.0).wake_at < FOREVER

@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
-from promptprefix_sidecar import lifecycle
-from promptprefix_sidecar.lifecycle import Failure, Moment
-from promptprefix_sidecar.plan import Policy, Prepare, Report, Warm, plan
+from promptprefix_sidecar import (
+    desired,
+    engine_change,
+    evidence,
+    lifecycle,
+    plugin_status,
+    settling,
+)
+from promptprefix_sidecar.actions import Policy, Prepare, Report, Warm
+from promptprefix_sidecar.clock import Moment
+from promptprefix_sidecar.lifecycle import Failure
+from promptprefix_sidecar.plan import plan
 from promptprefix_sidecar.snapshot import FOREVER, EngineView, PluginStatus, Record, Snapshot
 
 from .records import head, pin, placement, prepared, report, snapshot, warm
@@ -24,7 +33,7 @@ A = warm("a")
 
 
 def test_the_desired_set_is_taken_over_in_its_order() -> None:
-    known = lifecycle.with_desired(
+    known = desired.with_desired(
         snapshot(A, found=report(pin(A))), [placement("b"), placement("a")]
     )
     assert list(known.records) == ["b", "a"]
@@ -52,18 +61,18 @@ def test_a_removed_placement_is_reported_until_its_pin_is_gone(
     known = snapshot(replace(A, pin_attempt_at=attempt), status=status)
     if found is not None:
         known = snapshot(replace(A, pin_attempt_at=attempt), found=found, status=status)  # type: ignore[arg-type]
-    after = lifecycle.with_desired(known, [])
+    after = desired.with_desired(known, [])
     assert ("a" in after.records) is kept
     assert not any(record.wanted for record in after.records.values())
 
 
 def test_other_content_under_the_same_id_starts_anew() -> None:
-    known = lifecycle.with_desired(snapshot(A), [placement("a", digest="other")])
+    known = desired.with_desired(snapshot(A), [placement("a", digest="other")])
     assert known.records["a"] == Record(placement("a", digest="other"))
 
 
 def test_another_pinning_is_proved_again_with_the_same_tokens() -> None:
-    known = lifecycle.with_desired(snapshot(A), [placement("a", pinning=Pinning.SOFT)])
+    known = desired.with_desired(snapshot(A), [placement("a", pinning=Pinning.SOFT)])
     record = known.records["a"]
     assert (record.phase, record.pinned, record.head) == (Phase.PENDING, Pinning.NONE, A.head)
 
@@ -71,7 +80,7 @@ def test_another_pinning_is_proved_again_with_the_same_tokens() -> None:
 def test_another_boot_has_nothing_of_what_the_last_one_held() -> None:
     gone = replace(warm("gone"), wanted=False)
     known = snapshot(replace(A, hard_evictions=3), gone, found=report(pin(A), pin(gone)))
-    after = lifecycle.with_engine(known, replace(known.engine, boot="other"))
+    after = engine_change.with_engine(known, replace(known.engine, boot="other"))
     assert after.records == {"a": Record(placement("a"), hard_evictions=3)}
     assert after.plugin.status is PluginStatus.UNKNOWN
     assert after.plugin.report is None
@@ -79,13 +88,13 @@ def test_another_boot_has_nothing_of_what_the_last_one_held() -> None:
 
 def test_an_unhealthy_look_forgets_nothing() -> None:
     known = snapshot(A, found=report(pin(A)))
-    after = lifecycle.with_engine(known, replace(known.engine, healthy=False))
+    after = engine_change.with_engine(known, replace(known.engine, healthy=False))
     assert after.records == known.records
     assert after.plugin == known.plugin
 
 
 def test_a_report_of_another_epoch_starts_anew() -> None:
-    after = lifecycle.with_report(snapshot(A, found=report(pin(A))), report(epoch="f"), NOW)
+    after = evidence.with_report(snapshot(A, found=report(pin(A))), report(epoch="f"), NOW)
     assert after.records["a"] == Record(placement("a"))
     assert after.epoch == "f"
 
@@ -104,7 +113,7 @@ def test_a_pin_that_is_gone_is_to_be_warmed_again(
     reason: str, evictions: int, pin_retry_at: float
 ) -> None:
     found = replace(report(), released={A.pin_id: reason})
-    record = lifecycle.with_report(snapshot(A, found=report(pin(A))), found, NOW).records["a"]
+    record = evidence.with_report(snapshot(A, found=report(pin(A))), found, NOW).records["a"]
     assert (record.phase, record.pinned) == (Phase.PENDING, Pinning.NONE)
     assert (record.resident_tokens, record.pinned_tokens) == (0, 0)
     assert record.hard_evictions == evictions
@@ -115,30 +124,30 @@ def test_a_pin_that_is_gone_is_to_be_warmed_again(
 def test_a_pin_that_lost_blocks_is_dead(short: dict[str, int]) -> None:
     seen = pin(A)
     found = report(replace(seen, view=seen.view.model_copy(update=short)))
-    record = lifecycle.with_report(snapshot(A, found=report(pin(A))), found, NOW).records["a"]
+    record = evidence.with_report(snapshot(A, found=report(pin(A))), found, NOW).records["a"]
     assert record.phase is Phase.PENDING
     assert record.hard_evictions == 1
 
 
 def test_a_pin_whose_answer_was_lost_counts_once_it_is_reported() -> None:
     soft = replace(warm("a", pinned=Pinning.SOFT), pin_failures=1, pin_reason="WarmFailed")
-    record = lifecycle.with_report(snapshot(soft), report(pin(soft)), NOW).records["a"]
+    record = evidence.with_report(snapshot(soft), report(pin(soft)), NOW).records["a"]
     assert (record.pinned, record.pin_failures, record.pin_reason) == (Pinning.HARD, 0, "")
     other = replace(soft, head=head(first=9))
-    record = lifecycle.with_report(snapshot(other), report(pin(soft)), NOW).records["a"]
+    record = evidence.with_report(snapshot(other), report(pin(soft)), NOW).records["a"]
     assert record == other
 
 
 def test_hits_are_told_in_unix_time() -> None:
     seen = pin(A, seen_at=98.0)
     seen = replace(seen, view=seen.view.model_copy(update={"last_hit_age_s": 5.0}))
-    record = lifecycle.with_report(snapshot(A), report(seen), NOW).records["a"]
+    record = evidence.with_report(snapshot(A), report(seen), NOW).records["a"]
     assert record.last_hit == NOW.wall - 2.0 - 5.0
 
 
 def test_pins_without_a_plugin_that_listens_are_soft() -> None:
     known = snapshot(A, warm("s", pinned=Pinning.SOFT), found=report(pin(A)))
-    refusing = lifecycle.plugin_refusing(known, "why", 100.0)
+    refusing = plugin_status.plugin_refusing(known, "why", 100.0)
     assert refusing.records["a"].pinned is Pinning.SOFT
     assert refusing.records["a"].pinned_tokens == 0
     assert refusing.records["a"].touch_at == 100.0
@@ -181,12 +190,14 @@ def test_a_touch_that_finds_less_than_the_head_warms_it_again() -> None:
 
 def test_a_model_that_comes_and_goes() -> None:
     known = snapshot(A, found=report(pin(A)))
-    without = lifecycle.with_engine(known, replace(known.engine, models=("other",)))
+    without = engine_change.with_engine(known, replace(known.engine, models=("other",)))
     record = without.records["a"]
     assert (record.phase, record.reason, record.settled) == (Phase.FAILED, "ModelNotServed", True)
     assert "other" in record.message
-    again = lifecycle.with_engine(without, known.engine)
-    assert again.records["a"] == Record(placement("a"))
+    again = engine_change.with_engine(without, known.engine)
+    assert again.records["a"] == Record(placement("a"), stale=True)
+    gone = evidence.with_report(again, report(at=1.0), NOW)
+    assert gone.records["a"] == Record(placement("a"))
 
 
 EVENTS = st.sampled_from(
@@ -215,7 +226,7 @@ EVENTS = st.sampled_from(
 
 def after(event: str, known: Snapshot, now: float) -> Snapshot:
     def change(edit: object) -> Snapshot:
-        return lifecycle.change(known, "a", edit)  # type: ignore[arg-type]
+        return settling.change(known, "a", edit)  # type: ignore[arg-type]
 
     moment = Moment(now, 0.0)
     record = known.records.get("a")
@@ -223,23 +234,23 @@ def after(event: str, known: Snapshot, now: float) -> Snapshot:
     ready = record is not None and record.head is not None
     match event:
         case "desire":
-            return lifecycle.with_desired(known, [placement("a")])
+            return desired.with_desired(known, [placement("a")])
         case "remove":
-            return lifecycle.with_desired(known, [])
+            return desired.with_desired(known, [])
         case "restart":
             view = EngineView(True, f"boot-{now}", models=("m",), block_size=16, blocks_total=99)
-            return lifecycle.with_engine(known, view)
+            return engine_change.with_engine(known, view)
         case "unhealthy" | "healthy":
             view = replace(known.engine, healthy=event == "healthy", models=("m",))
-            return lifecycle.with_engine(known, view)
+            return engine_change.with_engine(known, view)
         case "report":
-            return lifecycle.with_report(known, report(*pins, at=now), moment)
+            return evidence.with_report(known, report(*pins, at=now), moment)
         case "empty-report":
-            return lifecycle.with_report(known, report(at=now), moment)
+            return evidence.with_report(known, report(at=now), moment)
         case "absent":
-            return lifecycle.plugin_absent(known, "why")
+            return plugin_status.plugin_absent(known, "why")
         case "refusing":
-            return lifecycle.plugin_refusing(known, "why", now)
+            return plugin_status.plugin_refusing(known, "why", now)
         case "prepared":
             return change(lambda r: lifecycle.prepared(r, head(), now, now + 300))
         case "other-tokens":
@@ -297,12 +308,12 @@ def test_no_failure_makes_a_lane_spin(events: list[str]) -> None:
         assert plan(known, Policy(), now).warm != action
     keep = plan(known, Policy(), now).keep
     if isinstance(keep, Report):
-        for failed in (lifecycle.plugin_silent(known, now), after("refusing", known, now)):
+        for failed in (plugin_status.plugin_silent(known, now), after("refusing", known, now)):
             assert not isinstance(plan(failed, Policy(), now).keep, Report)
     touch = plan(known, Policy(), now).touch
     if touch is not None:
         edit = partial(lifecycle.touched, cached_tokens=None, touch_at=now + 30.0)
-        assert plan(lifecycle.change(known, touch.id, edit), Policy(), now).touch != touch
+        assert plan(settling.change(known, touch.id, edit), Policy(), now).touch != touch
 
 
 def test_a_pin_made_while_a_report_was_under_way_is_not_lost_by_it() -> None:
@@ -310,8 +321,8 @@ def test_a_pin_made_while_a_report_was_under_way_is_not_lost_by_it() -> None:
     known = snapshot(pinned, found=report())
     under_way = replace(report(at=NOW.now), asked_at=NOW.now - 2.0)
     after_it = replace(report(at=NOW.now), asked_at=NOW.now - 0.5)
-    assert lifecycle.with_report(known, under_way, NOW).records["a"] == pinned
-    assert lifecycle.with_report(known, after_it, NOW).records["a"].hard_evictions == 1
+    assert evidence.with_report(known, under_way, NOW).records["a"] == pinned
+    assert evidence.with_report(known, after_it, NOW).records["a"].hard_evictions == 1
 
 
 def test_a_placement_that_goes_stays_known_until_a_report_is_newer_than_its_pin() -> None:
@@ -319,5 +330,5 @@ def test_a_placement_that_goes_stays_known_until_a_report_is_newer_than_its_pin(
     known = snapshot(going, found=report())
     under_way = replace(report(at=NOW.now), asked_at=NOW.now - 2.0)
     after_it = replace(report(at=NOW.now), asked_at=NOW.now - 0.5)
-    assert "a" in lifecycle.with_report(known, under_way, NOW).records
-    assert "a" not in lifecycle.with_report(known, after_it, NOW).records
+    assert "a" in evidence.with_report(known, under_way, NOW).records
+    assert "a" not in evidence.with_report(known, after_it, NOW).records

@@ -8,8 +8,7 @@ import pytest
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
-from promptprefix_sidecar.pins import SeenPin
-from promptprefix_sidecar.plan import (
+from promptprefix_sidecar.actions import (
     KeepAction,
     Policy,
     Prepare,
@@ -19,9 +18,10 @@ from promptprefix_sidecar.plan import (
     Unpin,
     Warm,
     WarmAction,
-    plan,
-    unwanted_pins,
 )
+from promptprefix_sidecar.keeping import unwanted_pins
+from promptprefix_sidecar.pins import SeenPin
+from promptprefix_sidecar.plan import plan
 from promptprefix_sidecar.snapshot import FOREVER, PluginStatus, Record, Snapshot
 
 from .records import head, pin, placement, prepared, report, snapshot, warm

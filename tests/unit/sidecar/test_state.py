@@ -12,7 +12,7 @@ from promptprefix_sidecar.state import Address, sidecar_state, urgent_part
 from .records import report, snapshot, warm
 
 ADDRESS = Address("10.0.0.7", 8000)
-KNOWN = snapshot(warm(), found=report())
+KNOWN = snapshot(replace(warm(), last_hit=1.0), found=report())
 
 
 def test_gate_and_scheme_are_told() -> None:
@@ -30,7 +30,12 @@ def test_gate_and_scheme_are_told() -> None:
         (replace(KNOWN, gate=GateView(failed_open=True)), True),
         (snapshot(warm(), found=report(), healthy=False), True),
         (snapshot(replace(warm(), last_hit=5.0), found=report()), False),
-        (snapshot(warm(), found=replace(report(), blocks_free=1)), False),
+        (snapshot(replace(warm(), last_hit=100.0), found=report()), True),
+        (
+            snapshot(replace(warm(), last_hit=1.0), found=replace(report(), blocks_free=1)),
+            False,
+        ),
+        (snapshot(replace(warm(), last_hit=1.0), found=report(), waiting=9), False),
     ],
 )
 def test_only_what_matters_cuts_the_wait_short(after: Snapshot, urgent: bool) -> None:

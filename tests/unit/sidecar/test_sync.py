@@ -11,7 +11,7 @@ import pytest
 
 from promptprefix.redial import MAX_PAUSE_S
 from promptprefix.wire import Revision, SyncRequest, SyncResponse
-from promptprefix_sidecar import lifecycle
+from promptprefix_sidecar import engine_change
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError, StandbyError
@@ -164,7 +164,7 @@ async def test_a_leader_of_the_past_is_not_obeyed_unless_there_is_no_other() -> 
         await stand.questions(2)
         stand.answer = SyncResponse(revision=Revision(term=1, number=9), placements=())
         engine = replace(stand.board.snapshot.engine, boot="other")
-        stand.board.apply(lambda known: lifecycle.with_engine(known, engine))
+        stand.board.apply(lambda known: engine_change.with_engine(known, engine))
         await stand.questions(2 + MAX_CONFLICTS)
         assert stand.board.snapshot.records["a"].wanted
         assert stand.failed[-1] == "http-409"

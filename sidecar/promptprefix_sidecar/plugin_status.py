@@ -1,0 +1,45 @@
+"""What is known of the pin plugin as a whole, and what that means for the pins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from promptprefix.resource import Pinning
+from promptprefix_sidecar.settling import settle
+from promptprefix_sidecar.snapshot import NEVER, PluginStatus, PluginView, Snapshot
+
+PLUGIN_RETRY_S = 1.0
+REFUSED_RETRY_S = 60.0
+
+
+def plugin_absent(snapshot: Snapshot, soft_reason: str) -> Snapshot:
+    """Take note that the engine answers without the plugin."""
+    return _soften(snapshot, PluginView(PluginStatus.ABSENT, soft_reason), NEVER)
+
+
+def plugin_refusing(snapshot: Snapshot, soft_reason: str, now: float) -> Snapshot:
+    """Take note that the plugin takes no command of ours."""
+    view = PluginView(PluginStatus.REFUSING, soft_reason, ask_at=now + REFUSED_RETRY_S)
+    return _soften(snapshot, view, now)
+
+
+def _soften(snapshot: Snapshot, plugin: PluginView, touch_at: float) -> Snapshot:
+    records = {
+        record.id: replace(record, pinned=Pinning.SOFT, pinned_tokens=0, touch_at=touch_at)
+        if record.pinned is Pinning.HARD
+        else record
+        for record in snapshot.records.values()
+    }
+    return settle(replace(snapshot, plugin=plugin, records=records))
+
+
+def plugin_silent(snapshot: Snapshot, now: float) -> Snapshot:
+    """Take note that a command was not answered; nothing known is lost by it."""
+    plugin = replace(snapshot.plugin, ask_at=now + PLUGIN_RETRY_S)
+    return replace(snapshot, plugin=plugin)
+
+
+def plugin_unknown(snapshot: Snapshot) -> Snapshot:
+    """Take note that the plugin has another epoch than we know: its next report tells."""
+    plugin = replace(snapshot.plugin, status=PluginStatus.UNKNOWN, ask_at=NEVER)
+    return replace(snapshot, plugin=plugin)
