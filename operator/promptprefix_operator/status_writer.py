@@ -31,7 +31,7 @@ FIELD_MANAGER = "promptprefix-operator"
 _NOT_FOUND = 404
 _CONCURRENT_WRITES = 16
 
-_PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.SUSPENDED)
+_PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.RELEASING, Reason.SUSPENDED)
 
 log = structlog.get_logger(__name__)
 

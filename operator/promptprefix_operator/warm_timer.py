@@ -15,7 +15,8 @@ _Sight = tuple[int, str]
 class WarmTimer:
     """Times each version of each resource once.
 
-    What was warm already when it was first seen, after a restart of the operator, is not timed.
+    What was warm already when it was first seen, after a restart of the operator, is not timed, nor
+    what is not to be held then: a window would be in its time.
     """
 
     def __init__(self, clock: Callable[[], float], observe: Callable[[float], None]) -> None:
@@ -31,22 +32,27 @@ class WarmTimer:
         for prefix in prefixes:
             if prefix.version is None or prefix.uid not in statuses:
                 continue
+            conditions = statuses[prefix.uid].conditions
             sight = (prefix.generation, prefix.version.id)
             before = self._running.get(prefix.uid)
             if before is not None and before[0] == sight:
                 since = before[1]
             else:
-                since = None if _warm(prefix.conditions, prefix) else self._clock()
-            if since is not None and _warm(statuses[prefix.uid].conditions, prefix):
+                since = (
+                    None if _holds(ConditionType.WARM, prefix.conditions, prefix) else self._clock()
+                )
+            if since is not None and _holds(ConditionType.WARM, conditions, prefix):
                 self._observe(self._clock() - since)
+                since = None
+            elif not _holds(ConditionType.ACTIVE, conditions, prefix):
                 since = None
             seen[prefix.uid] = (sight, since)
         self._running = seen
 
 
-def _warm(conditions: Iterable[Condition], prefix: Prefix) -> bool:
+def _holds(kind: ConditionType, conditions: Iterable[Condition], prefix: Prefix) -> bool:
     return any(
-        condition.type == ConditionType.WARM
+        condition.type == kind
         and condition.status == "True"
         and condition.observedGeneration == prefix.generation
         for condition in conditions

@@ -250,13 +250,10 @@ def test_nothing_changes_before_it_wakes(
     if moment > now:
         assert constant(demand(declared, evidence, moment, calendar)) == constant(first)
     if first.next_transition is not None:
-        never = replace(declared, spec=declared.spec and declared.spec.model_copy(
-            update={"idleTTL": "1s" if declared.spec.idleTTL else None}
-        ))  # fmt: skip
-        past = Evidence(at("00:00") - timedelta(days=1), visible=True)
+        unused = replace(declared, version=None, created=None)
         edge = first.next_transition
         before, after = (
-            demand(never, past, moment, Calendar())
+            demand(unused, SILENT, moment, Calendar())
             for moment in (edge - timedelta(seconds=1), edge)
         )
         assert before.held is not after.held
