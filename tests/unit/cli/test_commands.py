@@ -141,8 +141,11 @@ def test_several_files_are_one_input(tmp_path: Path) -> None:
     assert result.stdout.startswith(BOT)
 
 
-def test_the_example_is_clean() -> None:
-    result = CliRunner().invoke(app, ["lint", "-f", EXAMPLE])
+@pytest.mark.parametrize(
+    "example", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda each: each.name
+)
+def test_the_examples_are_clean(example: Path) -> None:
+    result = CliRunner().invoke(app, ["lint", "-f", str(example)])
     assert (result.exit_code, result.stderr) == (0, "")
     assert "no findings" in result.stdout
 
