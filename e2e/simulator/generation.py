@@ -144,9 +144,14 @@ class Generator:
 
     async def _all(self, sequences: Sequence[SimRequest]) -> dict[str, Any] | None:
         """Run the sequences side by side; return what came with the end of the last prompt's."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(each)) for each in sequences]
-        return next((task.result() for task in tasks if task.result() is not None), None)
+        tasks = [asyncio.create_task(self._one(each)) for each in sequences]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return next((each for each in found if each is not None), None)
 
     async def _one(self, request: SimRequest) -> dict[str, Any] | None:
         parameters = None
