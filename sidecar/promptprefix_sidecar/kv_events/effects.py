@@ -1,0 +1,84 @@
+"""What the events change in what the sidecar knows: pure functions from a snapshot to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from promptprefix.resource import Pinning
+from promptprefix.wire import Phase
+from promptprefix_sidecar.kv_events.index import Residency, Standing
+from promptprefix_sidecar.lifecycle import pending
+from promptprefix_sidecar.settling import same, settle
+from promptprefix_sidecar.snapshot import NEVER, Record, Snapshot
+
+
+def with_residencies(
+    snapshot: Snapshot,
+    found: Mapping[str, Residency],
+    changed: Collection[str],
+    now: float,
+    pace_s: float,
+) -> Snapshot:
+    """Take over what the events prove, by ids of records; ``changed`` are those with news.
+
+    A loss acts once, when it happens: a warm-up or touch after it is newer evidence. A prefix
+    without a pin that is gone is warmed again, but not more often than every ``pace_s``.
+    """
+    records = dict(snapshot.records)
+    asked = False
+    for record_id, residency in found.items():
+        record = records.get(record_id)
+        if record is None or record.head is None:
+            continue
+        if record_id in changed and _in_danger(record, residency):
+            if record.pinned is Pinning.HARD:
+                asked = True
+            else:
+                record = _shaken(record, residency, now, pace_s)
+        records[record_id] = _known(record, residency)
+    if asked:
+        snapshot = _report_now(snapshot)
+    if same(records, snapshot.records):
+        return snapshot
+    return settle(replace(snapshot, records=records))
+
+
+def _in_danger(record: Record, residency: Residency) -> bool:
+    gone = residency.standing in (Standing.LOST, Standing.DOUBTFUL)
+    return gone and record.held and record.phase is Phase.WARM
+
+
+def _shaken(record: Record, residency: Residency, now: float, pace_s: float) -> Record:
+    """A block of a prefix went that nothing held."""
+    if record.pinned is Pinning.NONE:
+        return replace(pending(record), retry_at=now + pace_s)
+    if residency.standing is Standing.LOST:
+        return replace(pending(record), soft_evictions=record.soft_evictions + 1)
+    # There may be another copy: a touch tells, and costs one token if so.
+    return replace(record, touch_at=now)
+
+
+def _known(record: Record, residency: Residency) -> Record:
+    whole = residency.standing is Standing.RESIDENT
+    resident = record.resident_tokens
+    if whole:
+        resident = record.tokens
+    elif record.phase in (Phase.PENDING, Phase.WARMING) or (
+        record.phase is not Phase.WARM and residency.standing is not Standing.UNKNOWN
+    ):
+        resident = residency.tokens
+    unproved = record.phase is Phase.WARM and record.pinned is Pinning.SOFT and not whole
+    known = replace(
+        record, resident_tokens=resident, unproved=unproved, copied_tokens=residency.copied
+    )
+    return record if known == record else known
+
+
+def _report_now(snapshot: Snapshot) -> Snapshot:
+    """Hard pins are the plugin's to know: ask it now rather than at the next interval."""
+    report = snapshot.plugin.report
+    if report is None:
+        return snapshot
+    plugin = replace(snapshot.plugin, report=replace(report, reported_at=NEVER))
+    return replace(snapshot, plugin=plugin)

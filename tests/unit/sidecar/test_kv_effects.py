@@ -1,0 +1,106 @@
+"""What the events change in the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from promptprefix.resource import OnIdle, Pinning
+from promptprefix.wire import Phase
+from promptprefix_sidecar.kv_events.effects import with_residencies
+from promptprefix_sidecar.kv_events.index import Residency, Standing
+from promptprefix_sidecar.snapshot import FOREVER, NEVER, Record, Snapshot
+
+from .records import pin, prepared, report, snapshot, warm
+
+NOW, PACE = 50.0, 30.0
+WHOLE = Residency(Standing.RESIDENT, 32)
+LOST = Residency(Standing.LOST, 16, copied=32)
+DOUBTFUL = Residency(Standing.DOUBTFUL, 16)
+UNKNOWN = Residency()
+
+
+def soft(pinned: Pinning = Pinning.SOFT) -> Record:
+    return warm(pinning=pinned, pinned=pinned, touch_at=70.0)
+
+
+def after(
+    before: Record | Snapshot, residency: Residency, *, news: bool = True
+) -> tuple[Snapshot, Record]:
+    known = snapshot(before) if isinstance(before, Record) else before
+    found = with_residencies(known, {"a": residency}, ["a"] if news else [], NOW, PACE)
+    return found, found.records["a"]
+
+
+def test_a_soft_pin_that_is_lost_is_an_eviction_and_warmed_again_at_once() -> None:
+    _, record = after(soft(), LOST)
+    assert (record.phase, record.soft_evictions) == (Phase.PENDING, 1)
+    assert (record.resident_tokens, record.copied_tokens) == (16, 32)
+    assert record.retry_at == NEVER
+
+
+def test_a_loss_counts_once() -> None:
+    """A warm-up that found it cached after all is newer evidence than the loss."""
+    _, record = after(replace(soft(), soft_evictions=1), LOST, news=False)
+    assert (record.phase, record.soft_evictions) == (Phase.WARM, 1)
+    assert record.unproved
+
+
+def test_where_there_may_be_another_copy_a_touch_tells() -> None:
+    _, record = after(soft(), DOUBTFUL)
+    assert (record.phase, record.soft_evictions) == (Phase.WARM, 0)
+    assert (record.touch_at, record.unproved) == (NOW, True)
+
+
+def test_after_missed_events_the_next_touch_proves_it_anew() -> None:
+    _, record = after(soft(), UNKNOWN)
+    assert (record.phase, record.touch_at, record.unproved) == (Phase.WARM, 70.0, True)
+    assert record.resident_tokens == 32
+    _, proved = after(record, WHOLE)
+    assert not proved.unproved
+
+
+@pytest.mark.parametrize("residency", [LOST, DOUBTFUL])
+def test_without_a_pin_it_is_warmed_again_at_a_pace_and_no_eviction(residency: Residency) -> None:
+    _, record = after(soft(Pinning.NONE), residency)
+    assert (record.phase, record.soft_evictions, record.hard_evictions) == (Phase.PENDING, 0, 0)
+    assert record.retry_at == NOW + PACE
+
+
+def test_of_a_hard_pin_the_plugin_is_asked_at_once() -> None:
+    pinned = warm()
+    known = snapshot(pinned, found=report(pin(pinned), at=49.0))
+    found, record = after(known, LOST)
+    assert record.phase is Phase.WARM
+    assert (record.hard_evictions, record.unproved) == (0, False)
+    assert found.plugin.report is not None
+    assert found.plugin.report.reported_at == NEVER
+    quiet, _ = after(known, WHOLE)
+    assert quiet.plugin is known.plugin
+
+
+def test_a_released_prefix_that_goes_is_nobodys_loss() -> None:
+    record = soft()
+    released = replace(record, placement=record.placement.model_copy(update={"release": "Keep"}))
+    for phase in (Phase.WARM, Phase.RELEASED):
+        before = replace(released, phase=phase, released=OnIdle.KEEP)
+        _, found = after(before, LOST)
+        assert (found.phase, found.soft_evictions) == (phase, 0)
+        assert found.copied_tokens == 32
+    assert found.resident_tokens == 16
+
+
+def test_residency_follows_a_prefill_and_what_is_known_changes_nothing() -> None:
+    waiting = replace(prepared(pinning=Pinning.SOFT), phase=Phase.WARMING)
+    _, record = after(waiting, Residency(Standing.UNKNOWN, 16))
+    assert (record.phase, record.resident_tokens) == (Phase.WARMING, 16)
+    same, _ = after(snapshot(record), Residency(Standing.UNKNOWN, 16), news=False)
+    assert same.records["a"] is record
+    assert record.touch_at == FOREVER
+
+
+def test_a_record_without_tokens_is_left_alone() -> None:
+    known = snapshot(replace(prepared(), head=None))
+    assert after(known, LOST)[0] is known
+    assert with_residencies(known, {"gone": LOST}, ["gone"], NOW, PACE) is known
