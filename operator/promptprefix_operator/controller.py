@@ -119,6 +119,7 @@ class Controller:
             snapshot = self._observe(now)
             made = plan(snapshot, now)
         except (ValueError, LookupError, TypeError) as error:
+            self._wake_at = None
             self._metrics.plan_errors.inc()
             log.error("plan failed", error=type(error).__name__, exc_info=True)
             return
@@ -148,10 +149,18 @@ class Controller:
         self._wake_at = made.wake_at
         self._statuses = made.statuses
         self._timer.observe(snapshot.prefixes, made.statuses)
-        self._declarations.prune(self._cluster.resources, made.kept, now)
+        resources = self._cluster.resources
+        self._declarations.prune(resources, made.kept, now, self._awaited(snapshot.settling))
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)
         self._publication.publish(replace(made, prefixes=routes))
+
+    def _awaited(self, settling: bool) -> frozenset[str]:
+        """Return the namespaces where a pod may hold what it does not report just now."""
+        pods = self._cluster.pods
+        if settling:
+            return frozenset(pod.namespace for pod in pods.values())
+        return frozenset(pods[uid].namespace for uid in self._sidecars.silent() if uid in pods)
 
     async def _sleep(self) -> None:
         waits = [self._resync_seconds]

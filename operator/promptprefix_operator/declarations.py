@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -115,18 +115,26 @@ class Declarations:
         return self._payloads.get(content_digest)
 
     def prune(
-        self, resources: Mapping[str, Resource], placed: Collection[str], now: datetime
+        self,
+        resources: Mapping[str, Resource],
+        placed: Collection[str],
+        now: datetime,
+        awaited: Collection[str] = (),
     ) -> None:
         """Forget the texts of resources that are gone and versions that are no longer kept.
 
-        ``placed`` holds the ids of the versions that some pod should hold.
+        ``placed`` holds the ids of the versions that some pod should hold. In the ``awaited``
+        namespaces pods may hold others, so that only the oldest are forgotten.
         """
+        patient = replace(self._retention, idle=self._retention.max_age)
         for uid in self._known.keys() - resources.keys():
             del self._known[uid]
         ids: set[str] = set()
         payloads: dict[str, Payload] = {}
-        for known in self._known.values():
-            known.history = known.history.prune(placed, now, self._retention)
+        for uid, known in self._known.items():
+            waits = resources[uid].namespace in awaited
+            retention = patient if waits else self._retention
+            known.history = known.history.prune(placed, now, retention)
             kept = {version.id for version in known.history.versions}
             for id_ in known.payloads.keys() - kept:
                 del known.payloads[id_]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from promptprefix.wire import EngineState, PlacementState, Revision, SidecarState
+from promptprefix.wire import EngineState, Phase, PlacementState, Revision, SidecarState
 
 MAX_SIDECARS = 4_096
+
+_RESTLESS = ("blocks_free", "blocks_pinned", "running", "waiting")
 
 
 class TooManySidecarsError(Exception):
@@ -72,6 +74,10 @@ class Sidecars:
             uid: session for uid, session in self._sessions.items() if self._is_connected(session)
         }
 
+    def silent(self) -> frozenset[str]:
+        """Return the pods that reported and are silent now."""
+        return frozenset(uid for uid, s in self._sessions.items() if not self._is_connected(s))
+
     def next_silence(self) -> float | None:
         """Return in how many seconds the next sidecar will count as disconnected."""
         now = self._clock()
@@ -101,12 +107,20 @@ class Sidecars:
 
 
 def _essence(state: SidecarState) -> tuple[EngineState, bool, tuple[PlacementState, ...]]:
-    """Return the report without the numbers that no plan depends on and that always move."""
+    """Return the report without the numbers that no plan depends on and that always move.
+
+    A match is news only where it ends the rest of a prefix that was let go.
+    """
     return (
-        state.engine.model_copy(update={"blocks_free": 0, "blocks_pinned": 0}),
+        state.engine.model_copy(update=dict.fromkeys(_RESTLESS, 0)),
         state.failed_open,
         tuple(
-            placement.model_copy(update={"last_hit": None, "resident_tokens": 0})
+            placement.model_copy(
+                update={
+                    "last_hit": placement.last_hit if placement.phase is Phase.RELEASED else None,
+                    "resident_tokens": 0,
+                }
+            )
             for placement in state.placements
         ),
     )

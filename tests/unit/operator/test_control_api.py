@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
-from prometheus_client import CollectorRegistry
 
 from promptprefix.payload import Payload
 from promptprefix.placement import Plan
@@ -29,23 +24,12 @@ from promptprefix.wire import (
     SyncResponse,
 )
 from promptprefix_operator import control_api, serving
-from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.control_api import (
     MAX_BODY_BYTES,
-    Access,
-    ControlApi,
-    control_application,
 )
-from promptprefix_operator.identity import Caller
-from promptprefix_operator.matches import Matches
-from promptprefix_operator.metrics import Metrics
-from promptprefix_operator.publication import Publication
-from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars
+from promptprefix_operator.sidecars import MAX_SIDECARS
+from tests.unit.operator.control_setup import PAYLOAD, SALT, TERM, Setup, serve
 
-TERM = 7
-NOW = datetime(2026, 11, 29, tzinfo=UTC)
-SALT = "a-salt-that-nobody-may-read"
-PAYLOAD = Payload(systemInstructions="You are a bot.")
 SYNC = "/v1/sidecar/sync"
 ENGINE = EngineState(healthy=True, address="a", port=1)
 
@@ -71,86 +55,15 @@ def question(revision: Revision | None = None, *, healthy: bool = True) -> str:
     return SyncRequest(revision=revision, state=SidecarState(engine=engine)).model_dump_json()
 
 
-class Reviewer:
-    """Knows callers by their token."""
-
-    callers = {  # noqa: RUF012
-        "pod": Caller("ml", "vllm", "p0", "u0"),
-        "other": Caller("elsewhere", "vllm", "p0", "u9"),
-        "unbound": Caller("ml", "vllm"),
-        "router": Caller("system", "router"),
-    }
-
-    async def review(self, token: str) -> Caller | None:
-        if token == "broken":
-            raise ApiError(0, "down")
-        return self.callers.get(token)
-
-
-@dataclass
-class Setup:
-    publication: Publication = field(default_factory=lambda: Publication(TERM))
-    metrics: Metrics = field(default_factory=Metrics)
-    wakes: int = 0
-    settling: bool = False
-    known: set[str] = field(default_factory=lambda: {"ml"})
-    api: ControlApi = field(init=False)
-    client: TestClient = field(init=False)  # type: ignore[type-arg]
-
-    def __post_init__(self) -> None:
-        self.sidecars = Sidecars(lambda: 0.0, 45, self._wake)
-        self.matches = Matches(lambda: NOW, lambda: 0.0, self._wake)
-
-    def _wake(self) -> None:
-        self.wakes += 1
-
-    def counted(self, result: str) -> float:
-        registry: CollectorRegistry = self.metrics.registry
-        name = "promptprefix_operator_sync_requests_total"
-        return registry.get_sample_value(name, {"result": result}) or 0.0
-
-    async def ask(
-        self, method: str, path: str, bearer: str = "pod", body: str | None = None
-    ) -> tuple[int, str]:
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        data = None if body is None else io.BytesIO(body.encode())
-        async with self.client.request(method, path, headers=headers, data=data) as answer:
-            return answer.status, await answer.text()
-
-    async def polls(self, pod: str) -> None:
-        """Wait until the pod's question is held."""
-        while not (found := self.sidecars.connected().get(pod)) or found.polls == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-async def _serve(hold: float) -> AsyncIterator[Setup]:
-    setup = Setup()
-    setup.api = ControlApi(
-        reviewer=Reviewer(),
-        access=Access(["ml"], ["system/router"]),
-        sidecars=setup.sidecars,
-        publication=setup.publication,
-        known=lambda namespace: namespace in setup.known,
-        content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
-        salt={"salted-1": SALT}.get,
-        matches=setup.matches,
-        metrics=setup.metrics,
-        settling=lambda: setup.settling,
-        hold_seconds=hold,
-    )
-    async with TestClient(TestServer(control_application(lambda: setup.api))) as setup.client:
-        yield setup
-
-
 @pytest.fixture
 async def patient() -> AsyncIterator[Setup]:
-    async for setup in _serve(30):
+    async for setup in serve(30):
         yield setup
 
 
 @pytest.fixture
 async def hasty() -> AsyncIterator[Setup]:
-    async for setup in _serve(0.02):
+    async for setup in serve(0.02):
         yield setup
 
 

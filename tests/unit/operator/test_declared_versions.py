@@ -65,6 +65,24 @@ def test_versions_are_remembered_newest_first_and_forgotten_at_their_time(
     assert texts_of(again) == [digest("one"), digest("three")], "a return waits for nothing"
 
 
+def test_where_pods_may_yet_report_only_the_oldest_versions_are_forgotten(
+    declarations: Declarations, cluster: Cluster
+) -> None:
+    read(declarations, cluster, edit("one", 1))
+    read(declarations, cluster, edit("two", 2))
+    now = later()
+    for at, awaited, found in (
+        (now + DEFAULT_RETENTION.idle, {"ml"}, 1),
+        (now + DEFAULT_RETENTION.idle, {"other"}, 0),
+    ):
+        declarations.prune(cluster.resources, (), at, awaited)
+        [prefix] = declarations.prefixes(cluster, at)
+        assert len(prefix.earlier) == found
+    read(declarations, cluster, edit("three", 3))
+    declarations.prune(cluster.resources, (), later() + DEFAULT_RETENTION.max_age, {"ml"})
+    assert declarations.prefixes(cluster, later())[0].earlier == ()
+
+
 def test_a_burst_of_edits_is_one_version(declarations: Declarations, cluster: Cluster) -> None:
     first, start = read(declarations, cluster, edit("text 0", 1)), later()
     for index in range(1, 6):

@@ -103,7 +103,8 @@ class Desk:
 
 def test_only_what_plans_depend_on_is_news() -> None:
     desk = Desk()
-    quiet = STATE.engine.model_copy(update={"blocks_free": 9, "blocks_pinned": 3})
+    busy = {"blocks_free": 9, "blocks_pinned": 3, "running": 2, "waiting": 7}
+    quiet = STATE.engine.model_copy(update=busy)
     held = PlacementState(id="a", phase=Phase.WARM)
     warm = STATE.model_copy(update={"placements": (held,)})
     used = STATE.model_copy(
@@ -118,6 +119,14 @@ def test_only_what_plans_depend_on_is_news() -> None:
     assert desk.wakes == 3
 
 
+def test_a_match_of_what_was_let_go_is_news() -> None:
+    desk = Desk()
+    resting = PlacementState(id="a", phase=Phase.RELEASED, last_hit=5.0)
+    for last_hit, news in ((5.0, True), (5.0, False), (6.0, True)):
+        state = resting.model_copy(update={"last_hit": last_hit})
+        assert desk.report("u", STATE.model_copy(update={"placements": (state,)})) == news
+
+
 def test_a_silent_sidecar_is_disconnected_and_its_return_is_news() -> None:
     desk = Desk()
     desk.report("u")
@@ -130,6 +139,7 @@ def test_a_silent_sidecar_is_disconnected_and_its_return_is_news() -> None:
     assert set(desk.sidecars.connected()) == {"u"}
     desk.now = 145.0
     assert desk.sidecars.connected() == {}
+    assert desk.sidecars.silent() == {"u"}
     assert desk.sidecars.next_silence() is None
     assert desk.report("u")
 
