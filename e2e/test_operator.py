@@ -39,7 +39,10 @@ def server() -> Iterator[Cluster]:
 
 
 async def test_life_of_a_prefix(server: Cluster, tmp_path: Path) -> None:
-    async with operator(server, tmp_path) as running, sidecars(server, running) as fakes:
+    async with (
+        operator(server, tmp_path, VERSION_IDLE_SECONDS="3") as running,
+        sidecars(server, running) as fakes,
+    ):
         apply(server, manifest("triage"))
         await until(lambda: ready(server, "triage") == ("True", "Warm", 1))
         found = get(server, "promptprefix", "triage")
@@ -61,6 +64,7 @@ async def test_life_of_a_prefix(server: Cluster, tmp_path: Path) -> None:
 
         apply(server, manifest("triage", text=f"Second. {TEXT}"))
         await until(lambda: ready(server, "triage") == ("True", "Warm", 2))
+        assert all(len(each.held) == 2 for each in fakes), "some still send the first text"
         await until(lambda: all(len(each.held) == 1 for each in fakes))
         assert [each.fetched for each in fakes] == [[TEXT, f"Second. {TEXT}"]] * 2
 

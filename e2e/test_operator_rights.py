@@ -133,7 +133,7 @@ async def test_texts_of_secrets(server: Cluster, tmp_path: Path) -> None:
         make_secret(server, "allowed", toolDefinitions='[{"must not leak": 1, "must not leak": 2}]')
         await until(lambda: ready(server, "hidden")[1] == "InvalidTools")
         assert "toolDefinitions" in message(server, "hidden")
-        assert all(len(each.held) == 1 for each in fakes), "the text before it stays warm"
+        assert all(len(each.held) == 2 for each in fakes), "the texts before it stay warm"
 
         make_secret(server, "forbidden", systemInstructions=TEXT)
         apply(server, manifest("denied", content={"secretRef": {"name": "forbidden"}}))

@@ -239,7 +239,10 @@ async def polling(api: ApiServer, operator: Operator) -> AsyncIterator[FakeSidec
 async def test_life_of_a_prefix_and_nothing_is_written_but_its_status(
     api: ApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(api) as operator, polling(api, operator) as sidecar:
+    async with (
+        running(api, version_idle_seconds=1.0) as operator,
+        polling(api, operator) as sidecar,
+    ):
         await send(api, "POST", OBJECT, resource())
         await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
         status = api.objects[PREFIXES, "ml", "triage"]["status"]
