@@ -98,6 +98,7 @@ class FakeEngine:
     plugin: bool = True
     older: bool = False
     tier: str = ""
+    tier_forgets: bool = False
     blocks: int = 64
     budget: int = 32
     template: str = "<{system}|{tools}|U:{user}>A:"
@@ -184,6 +185,9 @@ class FakeEngine:
                 position += 1
         return ids
 
+    def hashes_of(self, text: str, extra: str = "") -> tuple[bytes, ...]:
+        return block_hashes(self.tokenize(text), extra)
+
     def prefill(self, ids: Sequence[int], extra: str = "") -> int:
         """Compute a prompt and leave it in the cache; return how much of it was cached."""
         hashes = block_hashes(ids, extra)
@@ -202,7 +206,7 @@ class FakeEngine:
         self.by_source["device"] += len(held) * BLOCK_SIZE
         self.by_source["host"] += given * BLOCK_SIZE
         cached = (len(held) + given) * BLOCK_SIZE
-        if self.tier:
+        if self.tier and not self.tier_forgets:
             self.stored.update(hashes)
         for digest in hashes[len(held) :]:
             block = self.pool.allocate()
