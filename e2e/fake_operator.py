@@ -16,11 +16,13 @@ from promptprefix.resource import Pinning
 from promptprefix.wire import (
     CONTENT_PATH,
     LONG_POLL_S,
+    SALT_PATH,
     SYNC_PATH,
     Phase,
     Placement,
     PlacementState,
     Revision,
+    Salt,
     SidecarState,
     SyncRequest,
     SyncResponse,
@@ -38,6 +40,7 @@ class FakeOperator:
     states: list[SidecarState] = field(default_factory=list)
     _placements: tuple[Placement, ...] = ()
     _payloads: dict[str, Payload] = field(default_factory=dict)
+    _salts: dict[str, str] = field(default_factory=dict)
     _number: int = 0
 
     def __post_init__(self) -> None:
@@ -58,18 +61,26 @@ class FakeOperator:
         return f"https://127.0.0.1:{self.port}"
 
     def placement(
-        self, name: str, payload: Payload, pinning: Pinning = Pinning.HARD, model: str = "demo"
+        self,
+        name: str,
+        payload: Payload,
+        pinning: Pinning = Pinning.HARD,
+        model: str = "demo",
+        salt: str = "",
     ) -> Placement:
-        """Return a placement whose content the sidecar may fetch."""
+        """Return a placement whose content, and salt if it has one, the sidecar may fetch."""
         self._payloads[payload.digest] = payload
+        placement_id = f"{name}/{payload.digest[:12]}"
+        self._salts[placement_id] = salt
         return Placement(
-            id=f"{name}/{payload.digest[:12]}",
+            id=placement_id,
             namespace="ml",
             name=name,
             model=model,
             fingerprint="pp1:sha256:0",
             content_digest=payload.digest,
             pinning=pinning,
+            salted=bool(salt),
         )
 
     async def want(self, placements: Iterable[Placement]) -> None:
@@ -99,6 +110,7 @@ class FakeOperator:
         app = web.Application()
         app.router.add_post(SYNC_PATH, self._sync)
         app.router.add_get(f"{CONTENT_PATH}/{{digest}}", self._content)
+        app.router.add_get(f"{SALT_PATH}/{{id:.+}}", self._salt)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         context = self._authority.server_context()
@@ -130,6 +142,11 @@ class FakeOperator:
         _check_token(request)
         payload = self._payloads[request.match_info["digest"]]
         return web.Response(body=payload.model_dump_json().encode())
+
+    async def _salt(self, request: web.Request) -> web.Response:
+        _check_token(request)
+        salt = Salt(salt=self._salts[request.match_info["id"]])
+        return web.Response(body=salt.model_dump_json().encode())
 
 
 def phase_of(state: SidecarState, placement: Placement) -> Phase | None:
