@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import resource
 import sys
@@ -20,7 +21,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import structlog
 
 from bench.kube_admin import PREFIXES, Json, KubeAdmin, PrefixWatch
 from bench.simulated_fleet import APPLY, Fleet, fleet, make_pods, team
@@ -131,6 +133,7 @@ class Bench:
             "not_ready": dict(self.watch.reasons()),
             "writes_per_object": per_object(self.watch, Counter(), list(self.watch.objects)),
             **await self.state(),
+            "operator_complaints": complaints(self.operator),
         }
 
     async def quiet(self) -> None:
@@ -227,12 +230,11 @@ async def standing(size: Size, server: Cluster, folder: Path) -> AsyncIterator[B
             connected = round(time.monotonic() - begun, 1)
             tell(f"{size.pods} sidecars connected after {connected} s")
             watch = PrefixWatch(admin, NAMESPACE)
-            watching = asyncio.create_task(watch.run())
             report = {"size": vars(size), "all_connected_s": connected}
-            yield Bench(size, admin, watch, running, found, report)
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(watch.run())
+                yield Bench(size, admin, watch, running, found, report)
+                watching.cancel()
 
 
 async def connected_to(running: Operator, pods: int) -> None:
@@ -241,6 +243,16 @@ async def connected_to(running: Operator, pods: int) -> None:
         series = "promptprefix_operator_connected_sidecars"
         while await running.metric(series) != pods:  # noqa: ASYNC110 - another process knows
             await asyncio.sleep(1)
+
+
+def complaints(running: Operator) -> dict[str, int]:
+    """Return what the operator warns of, and how often."""
+    found = Counter(
+        f"{each['event']}: {each.get('error', '')}"[:200]
+        for each in running.lines
+        if each["level"] not in ("debug", "info")
+    )
+    return dict(found.most_common(20))
 
 
 def tell(line: str) -> None:
@@ -255,8 +267,7 @@ async def run(size: Size, server: Cluster, folder: Path) -> Json:
             await step()
             name = step.__name__
             tell(f"{name}: {json.dumps(bench.report[name])}")
-        errors: Counter[Any] = Counter(each["event"] for each in bench.operator.errors)
-        bench.report["operator_errors"] = dict(errors)
+        bench.report["operator_complaints"] = complaints(bench.operator)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         bench.report["fleet_peak_mb"] = round(usage.ru_maxrss / 1024)
         return bench.report
@@ -265,6 +276,8 @@ async def run(size: Size, server: Cluster, folder: Path) -> Json:
 def main() -> None:
     """Run the bench on a control plane of its own."""
     size = arguments()
+    quiet = structlog.make_filtering_bound_logger(logging.ERROR)
+    structlog.configure(wrapper_class=quiet)  # the sidecars of this process
     with control_plane() as server, tempfile.TemporaryDirectory(prefix="scale-") as name:
         report = asyncio.run(run(size, server, Path(name)))
     REPORT.parent.mkdir(exist_ok=True)

@@ -10,10 +10,12 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 VOCABULARY = 2**30
 BEGIN = 1
+REMEMBERED_TEXTS = 512
 WORDS = (" so", " then", " the", " other", " one", " says", " that", " it", " was", " never", " in",
          " doubt", " until", " today")  # fmt: skip
 
@@ -23,7 +25,12 @@ _RESERVED = 256
 
 def tokenize(text: str) -> list[int]:
     """Return the ids of ``text``, without a begin token."""
-    return [_id(chunk) for chunk in _CHUNK.findall(text)]
+    return list(_ids(text))
+
+
+@lru_cache(maxsize=REMEMBERED_TEXTS)
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(_id(chunk) for chunk in _CHUNK.findall(text))
 
 
 def _id(chunk: str) -> int:
