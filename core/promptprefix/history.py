@@ -6,7 +6,7 @@ has come for a while. The first text waits for nothing, nor does the return to o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
@@ -21,7 +21,7 @@ LONGEST_WAIT = timedelta(seconds=10)
 """and at the latest when this has passed since the first."""
 
 EARLIER_UNPRUNED = 8
-"""Earlier versions that are remembered where nobody prunes."""
+"""Earlier versions that are remembered at most, where each is the only warm one of some pod."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,28 @@ class History:
         return self if self.pending is None else replace(self, pending=None)
 
     def prune(
-        self, placed: Collection[str], now: datetime, retention: Retention = DEFAULT_RETENTION
+        self,
+        placed: Collection[str],
+        now: datetime,
+        retention: Retention = DEFAULT_RETENTION,
+        needed: Callable[[], Collection[str]] = tuple,
     ) -> History:
         """Forget earlier versions that were not matched for long, but for those in ``placed``.
 
-        Of more than `EARLIER_KEPT`, first those go that nobody holds, then the least recently
-        matched.
+        Of more than `EARLIER_KEPT` first those go that nobody holds, then the least recently used.
+        ``needed``, asked only then, returns those that must stay: some pod has no other one warm.
         """
         kept = [
             each
             for each in self.earlier
             if each.id in placed or retained(each, each.last_matched, now, retention)
         ]
-        while len(kept) > EARLIER_KEPT:
-            kept.remove(min(reversed(kept), key=lambda each: (each.id in placed, _used(each))))
+        if (over := len(kept) - EARLIER_KEPT) > 0:
+            must = needed()
+            spare = [each for each in reversed(kept) if each.id not in must]
+            spare.sort(key=lambda each: (each.id in placed, _used(each)))
+            gone = {each.id for each in spare[:over]}
+            kept = [each for each in kept if each.id not in gone]
         return self if len(kept) == len(self.earlier) else replace(self, earlier=tuple(kept))
 
     def matched(self, latest: Mapping[str, datetime]) -> History:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Version
+from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Sidecar, Version, owner
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
+from promptprefix.wire import Phase
 
 EARLIER_KEPT = MAX_VERSIONS - 1
 """Versions that are remembered beside the one in force."""
@@ -49,6 +50,17 @@ def retained(
 def short_id(version_id: str) -> str:
     """Return the part of a version's id that the resource's uid is not."""
     return version_id.rpartition("-")[2]
+
+
+def only_warm(sidecars: Mapping[str, Sidecar], uid: str) -> frozenset[str]:
+    """Return the versions of a resource that are the only ones that some pod holds warm."""
+    found: set[str] = set()
+    for sidecar in sidecars.values():
+        states = sidecar.state.placements
+        warm = [each.id for each in states if each.phase is Phase.WARM and owner(each.id) == uid]
+        if len(warm) == 1:
+            found.update(warm)
+    return frozenset(found)
 
 
 def version_statuses(

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 import structlog
 
@@ -17,6 +18,7 @@ from promptprefix.fleet import DEFAULT_RETENTION, Limits, Prefix, Retention, Sna
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
+from promptprefix.versions import only_warm
 from promptprefix.wire import RoutePrefix
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
@@ -150,7 +152,13 @@ class Controller:
         self._statuses = made.statuses
         self._timer.observe(snapshot.prefixes, made.statuses)
         resources = self._cluster.resources
-        self._declarations.prune(resources, made.kept, now, self._awaited(snapshot.settling))
+        self._declarations.prune(
+            resources,
+            made.kept,
+            now,
+            self._awaited(snapshot.settling),
+            partial(only_warm, snapshot.sidecars),
+        )
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)
         self._publication.publish(replace(made, prefixes=routes))

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from promptprefix.fingerprint import payload_fingerprint
@@ -120,11 +121,13 @@ class Declarations:
         placed: Collection[str],
         now: datetime,
         awaited: Collection[str] = (),
+        needed: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
         """Forget the texts of resources that are gone and versions that are no longer kept.
 
         ``placed`` holds the ids of the versions that some pod should hold. In the ``awaited``
-        namespaces pods may hold others, so that only the oldest are forgotten.
+        namespaces pods may hold others, so that only the oldest are forgotten. ``needed`` returns
+        those of a resource's versions, by its uid, that are the only warm one of some pod.
         """
         patient = replace(self._retention, idle=self._retention.max_age)
         for uid in self._known.keys() - resources.keys():
@@ -134,7 +137,7 @@ class Declarations:
         for uid, known in self._known.items():
             waits = resources[uid].namespace in awaited
             retention = patient if waits else self._retention
-            known.history = known.history.prune(placed, now, retention)
+            known.history = known.history.prune(placed, now, retention, partial(needed, uid))
             kept = {version.id for version in known.history.versions}
             for id_ in known.payloads.keys() - kept:
                 del known.payloads[id_]

@@ -135,6 +135,16 @@ def test_too_many_lose_first_what_no_pod_holds_then_what_was_least_used(
     assert texts(history.prune(ids, at(95), RETENTION)) == found
 
 
+def test_what_is_the_only_warm_text_of_a_pod_stays_beyond_the_number() -> None:
+    edits = [(0.0, "a")]
+    for seconds, text in ((10, "b"), (20, "c"), (30, "d"), (40, "e")):
+        edits += [(seconds, text), (seconds + 2, text)]
+    history, ids = edited(*edits), {text: version(text).id for text in "abcd"}
+    every = set(ids.values())
+    assert texts(history.prune(every, at(50), RETENTION, lambda: (ids["a"],))) == "eda"
+    assert texts(history.prune(every, at(50), RETENTION, lambda: every)) == "edcba"
+
+
 def written(history: History) -> tuple[Version, ...]:
     """Return the versions that an operator knows again after a restart."""
     prefix = Prefix("u", "ml", "a", 1, None, history.current, earlier=history.earlier)

@@ -1,0 +1,347 @@
+"""Edits through the whole loop: what pods hold whatever becomes of the new text on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from promptprefix.fleet import DEFAULT_RETENTION, placement_id
+from promptprefix.history import QUIET
+from promptprefix.payload import Payload
+from promptprefix.resource import Pinning, PromptPrefixStatus
+from promptprefix.versions import MATCH_LAG
+from promptprefix.wire import (
+    EngineState,
+    Match,
+    MatchReport,
+    Phase,
+    Placement,
+    PlacementState,
+    SidecarState,
+)
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.controller import Controller
+from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.matches import Matches
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.salts import Salts
+from promptprefix_operator.sidecars import Sidecars
+
+START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+PODS = ("p0", "p1")
+IDLE_S = DEFAULT_RETENTION.idle.total_seconds()
+ENGINE = EngineState(healthy=True, address="a", port=1, models=("m",), block_size=16)
+
+
+def id_of(text: str) -> str:
+    return placement_id("u", "m", Payload(systemInstructions=text).digest)
+
+
+class Bench:
+    """An operator, a resource and two pods; ``seconds`` have passed. ``spoilt`` pods warm nothing.
+
+    ``writes`` counts the statuses that differ from the one before.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.generation = 0
+        self.writes = 0
+        self.spec: dict[str, Any] = {}
+        self.status: PromptPrefixStatus | None = None
+        self.spoilt: set[str] = set()
+        self.held: dict[str, tuple[PlacementState, ...]] = dict.fromkeys(PODS, ())
+        self.restart()
+
+    @property
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.seconds)
+
+    def restart(self) -> None:
+        """Start an operator that knows only what is in the cluster."""
+        wake = asyncio.Event()
+        self.cluster = Cluster(wake.set)
+        self.sidecars = Sidecars(lambda: self.seconds, 45, wake.set)
+        self.publication = Publication(int(self.seconds) + 1)
+        self.matches = Matches(lambda: self.now, lambda: self.seconds, wake.set)
+        self.controller = Controller(
+            cluster=self.cluster,
+            sidecars=self.sidecars,
+            declarations=Declarations(
+                lambda payload, **_: [], Salts(), matched=self.matches.latest
+            ),
+            publication=self.publication,
+            matches=self.matches,
+            metrics=Metrics(),
+            now=lambda: self.now,
+            clock=lambda: self.seconds,
+            wake=wake,
+            resync_seconds=30,
+        )
+        for name in PODS:
+            pod = {"uid": name, "namespace": "ml", "name": name, "labels": {"app": "v"}}
+            self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
+        self.see()
+
+    def see(self) -> None:
+        """Show the operator the resource as it is stored."""
+        if self.spec:
+            metadata = {"uid": "u", "namespace": "ml", "name": "a", "generation": self.generation}
+            status = self.status.model_dump(mode="json") if self.status is not None else None
+            self.cluster.see_resource({"metadata": metadata, "spec": self.spec, "status": status})
+
+    def edit(self, text: str) -> None:
+        self.generation += 1
+        self.spec = {
+            "model": "m",
+            "pods": {"selector": {"matchLabels": {"app": "v"}}},
+            "content": {"inline": {"systemInstructions": text}},
+        }
+        self.see()
+
+    def match(self, text: str) -> None:
+        match = Match(id=id_of(text), count=1, at=self.seconds)
+        self.matches.take(MatchReport(tenant="ml", sent=self.seconds, matches=(match,)))
+
+    def step(self, pods: Collection[str] = PODS) -> None:
+        """Let these pods report, the operator plan and write, and the pods obey."""
+        for pod in pods:
+            state = SidecarState(engine=ENGINE, placements=self.held[pod])
+            self.sidecars.report(pod, state, self.publication.set_of(pod).revision)
+        self.controller.step()
+        status = self.controller.status("u")
+        if status is not None and status != self.status:
+            self.writes += 1
+            self.status = status
+            self.see()
+        for pod in pods:
+            self.held[pod] = tuple(self._obey(pod, each) for each in self.told(pod))
+
+    def told(self, pod: str) -> tuple[Placement, ...]:
+        return self.publication.set_of(pod).placements
+
+    def _obey(self, pod: str, placement: Placement) -> PlacementState:
+        before = next((each for each in self.held[pod] if each.id == placement.id), None)
+        if before is not None and before.phase is Phase.WARM:
+            return before
+        assert not placement.retained, "what is kept is never fetched"
+        warm = pod not in self.spoilt
+        return PlacementState(
+            id=placement.id,
+            phase=Phase.WARM if warm else Phase.FAILED,
+            reason="" if warm else "WarmFailed",
+            tokens=64,
+            pinned=Pinning.HARD if warm else Pinning.NONE,
+            pinned_tokens=64 if warm else 0,
+        )
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Let time pass, and things come to rest."""
+        self.seconds += seconds
+        for _ in range(4):
+            self.step()
+
+    def rollout(self, text: str) -> None:
+        """Edit, and wait until the edit is in force everywhere it can be."""
+        self.edit(text)
+        self.settle()
+        self.settle(QUIET.total_seconds())
+
+    def warm(self, pod: str) -> set[str]:
+        return {each.id for each in self.held[pod] if each.phase is Phase.WARM}
+
+    @property
+    def listed(self) -> list[tuple[str, int]]:
+        """The versions in the status: the ends of their ids, and on how many pods they are warm."""
+        assert self.status is not None
+        return [(f"u-{each.id}", each.warmPods) for each in self.status.versions]
+
+    @property
+    def routed(self) -> list[str]:
+        return [each.id for each in self.publication.routes.prefixes]
+
+
+ONE, TWO, THREE = id_of("one"), id_of("two"), id_of("three")
+
+
+def test_an_edit_keeps_the_old_text_until_nobody_sends_it() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.rollout("two")
+    assert bench.listed == [(TWO, 2), (ONE, 2)]
+    assert bench.routed == [TWO, ONE]
+    assert [bench.warm(pod) for pod in PODS] == [{ONE, TWO}] * 2
+    assert {each.retained for each in bench.told("p0") if each.id == ONE} == {True}
+    bench.settle(IDLE_S - 10)
+    bench.match("one")
+    bench.settle(IDLE_S - 10)
+    assert bench.routed == [TWO, ONE]
+    bench.settle(10)
+    assert bench.listed == [(TWO, 2)]
+    assert bench.routed == [TWO]
+    assert [bench.warm(pod) for pod in PODS] == [{TWO}] * 2
+
+
+def test_however_often_it_is_matched_an_old_text_goes_after_the_longest_time() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.rollout("two")
+    while bench.seconds < DEFAULT_RETENTION.max_age.total_seconds():
+        bench.match("one")
+        bench.settle(300)
+    assert bench.routed == [TWO]
+
+
+def test_a_return_to_a_held_text_is_ready_with_the_next_plan() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.rollout("two")
+    bench.edit("one")
+    bench.step()
+    assert bench.status is not None
+    assert bench.status.observedGeneration == 3
+    assert (bench.status.warm, bench.listed) == ("2/2", [(ONE, 2), (TWO, 2)])
+
+
+def test_a_failed_warm_up_takes_nothing_away_for_ever() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.spoilt = {"p0"}
+    bench.rollout("two")
+    bench.settle(3 * DEFAULT_RETENTION.max_age.total_seconds())
+    assert bench.warm("p0") == {ONE}
+    assert bench.warm("p1") == {TWO}
+    assert bench.listed == [(TWO, 1), (ONE, 1)]
+    bench.restart()
+    bench.settle()
+    bench.settle(100)
+    assert bench.warm("p0") == {ONE}
+    for text in ("three", "four", "five"):
+        bench.rollout(text)
+    assert bench.warm("p0") == {ONE}
+    bench.spoilt = set()
+    bench.held["p0"] = tuple(each for each in bench.held["p0"] if each.id == ONE)
+    bench.settle()
+    assert bench.warm("p0") == {id_of("five")}, "its time was over long ago"
+
+
+def test_a_pod_that_is_away_finds_its_text_again() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.edit("two")
+    for seconds in (0, 2, 60, IDLE_S):
+        bench.seconds += seconds
+        bench.step(["p1"])
+        bench.step(["p1"])
+    assert bench.warm("p1") == {TWO}
+    assert ONE in bench.routed or bench.controller.status("u") is not None
+    bench.step()
+    assert {each.id for each in bench.told("p0")} == {ONE, TWO}
+
+
+def test_an_operator_that_restarts_in_the_middle_of_an_edit_remembers_the_text_before() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.spoilt = set(PODS)
+    bench.rollout("two")
+    bench.edit("three")
+    bench.restart()
+    bench.step([])
+    bench.step(["p0"])
+    assert ONE in {each.id for each in bench.told("p0")}
+    bench.settle()
+    assert [bench.warm(pod) for pod in PODS] == [{ONE}] * 2
+    assert bench.listed[0] == (THREE, 0)
+    assert (ONE, 2) in bench.listed
+    bench.spoilt = set()
+    bench.held = {pod: tuple(e for e in bench.held[pod] if e.id == ONE) for pod in PODS}
+    bench.settle()
+    assert bench.listed[0] == (THREE, 2)
+
+
+def test_a_transition_is_written_with_two_writes_and_rest_with_none() -> None:
+    bench = Bench()
+    bench.rollout("one")
+    assert bench.writes <= 2
+    for number in range(5):
+        bench.writes = 0
+        bench.edit(f"text {number}")
+        bench.step()
+        bench.seconds += 1
+    assert bench.writes == 0, "an edit that waits"
+    bench.settle(QUIET.total_seconds())
+    assert bench.writes <= 2
+    bench.writes = 0
+    for _ in range(100):
+        bench.match("text 4")
+        bench.match("one")
+        bench.settle(3)
+    assert bench.writes <= 2, "the first match, and one step"
+    bench.writes = 0
+    bench.settle(MATCH_LAG.total_seconds() + IDLE_S)
+    assert bench.writes <= 2, "the last match, and the end of the old text"
+    bench.writes = 0
+    bench.settle(10 * IDLE_S)
+    assert bench.writes == 0
+
+
+class Edits(RuleBasedStateMachine):
+    """Edits, failures, absences, restarts, matches and time, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.ever: dict[str, bool] = dict.fromkeys(PODS, False)
+        self.unwritten = 0
+
+    @rule(text=st.sampled_from(["a", "b", "c", "d", "e"]))
+    def edit(self, text: str) -> None:
+        self.bench.edit(text)
+        self._step(PODS)
+
+    @rule(pods=st.sets(st.sampled_from(PODS)))
+    def spoil(self, pods: set[str]) -> None:
+        self.bench.spoilt = pods
+        for pod in PODS:
+            kept = tuple(e for e in self.bench.held[pod] if e.phase is Phase.WARM)
+            self.bench.held[pod] = kept  # what failed is tried again
+
+    @rule(text=st.sampled_from(["a", "b", "c", "d", "e"]))
+    def match(self, text: str) -> None:
+        self.bench.match(text)
+
+    @rule(seconds=st.sampled_from([1.0, 3.0, 40.0, 650.0]), pods=st.sets(st.sampled_from(PODS)))
+    def wait(self, seconds: float, pods: set[str]) -> None:
+        self.bench.seconds += seconds
+        self._step(pods)
+
+    @rule()
+    def restart(self) -> None:
+        held = {id_ for pod in PODS for id_ in self.bench.warm(pod)}
+        status = self.bench.status
+        if status is not None and held <= {f"u-{each.id}" for each in status.versions}:
+            self.bench.restart()
+
+    def _step(self, pods: Collection[str]) -> None:
+        for _ in range(2):
+            self.bench.step(sorted(pods))
+        for pod in PODS:
+            warm = bool(self.bench.warm(pod))
+            assert warm or not self.ever[pod], "a pod that was warm is cold"
+            self.ever[pod] = warm
+
+    @invariant()
+    def bounded(self) -> None:
+        if self.bench.status is not None:
+            assert len(self.bench.status.versions) <= 3
+
+
+TestEdits = Edits.TestCase
+TestEdits.settings = settings(max_examples=40, stateful_step_count=30)
