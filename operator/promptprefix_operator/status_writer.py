@@ -28,6 +28,12 @@ from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
 
 FIELD_MANAGER = "promptprefix-operator"
+PROGRESS_SECONDS = 10.0
+"""Counts that move while no condition does are written no sooner after the last write.
+
+A resource that warms on many pods would otherwise be written once for each of them.
+"""
+
 _NOT_FOUND = 404
 _CONCURRENT_WRITES = 16
 
@@ -76,6 +82,10 @@ class StatusWriter:
             late = self._clock() - written_at >= self._rewrite_seconds
             if not late and written is not None and _timeless(wanted) == _timeless(written):
                 await passed()
+                continue
+            rest = written_at + PROGRESS_SECONDS - self._clock()
+            if rest > 0 and written is not None and _verdicts(wanted) == _verdicts(written):
+                await _within(passed, rest)
                 continue
             try:
                 async with self._slots:
@@ -131,6 +141,22 @@ def _transition(
     _logger(resource).info(after.message, reason=after.reason, ready=after.status)
     subject = prefix_subject(resource.namespace, resource.name, resource.uid)
     return Notice(subject, "Normal" if normal else "Warning", after.reason, after.message)
+
+
+async def _within(passed: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Return after the next pass, or after ``seconds`` if there is none."""
+    try:
+        async with asyncio.timeout(seconds):
+            await passed()
+    except TimeoutError:
+        pass
+
+
+def _verdicts(status: PromptPrefixStatus) -> object:
+    """Return what is told of the resource without how far it is."""
+    return status.fingerprint, [
+        (each.type, each.status, each.reason, each.observedGeneration) for each in status.conditions
+    ]
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:

@@ -21,7 +21,7 @@ from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.event_budget import BURST, SECONDS_EACH
 from promptprefix_operator.events import Notice, prefix_subject
 from promptprefix_operator.metrics import Metrics
-from promptprefix_operator.status_writer import StatusWriter
+from promptprefix_operator.status_writer import PROGRESS_SECONDS, StatusWriter
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 BODY: dict[str, Any] = {
@@ -129,11 +129,35 @@ async def bench() -> AsyncIterator[Bench]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_progress_is_written_now_and_then_and_a_transition_at_once() -> None:
+    async with bench() as made:
+        await made.plan(WARMING)
+        await made.plan(HALF)
+        assert [each["status"]["warm"] for each in made.writes] == ["0/2"]
+        made.now += PROGRESS_SECONDS
+        await made.plan(HALF)
+        assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2"]
+        await made.plan(WARM)
+        assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2", "2/2"]
+
+
+async def test_progress_is_written_without_a_further_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("promptprefix_operator.status_writer.PROGRESS_SECONDS", 0.01)
+    async with bench() as made:
+        await made.plan(WARMING)
+        await made.plan(HALF)
+        made.now += 1
+        async with asyncio.timeout(5):
+            while len(made.writes) < 2:  # noqa: ASYNC110 - the writer waits in this very loop
+                await asyncio.sleep(0)
+        assert made.writes[-1]["status"]["warm"] == "1/2"
+
+
 async def test_each_state_is_written_once_and_each_transition_told_once() -> None:
     async with bench() as made:
-        for wanted in (None, WARMING, WARMING, HALF, WARM, WARM):
+        for wanted in (None, WARMING, WARMING, WARM, WARM):
             await made.plan(wanted)
-        assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2", "2/2"]
+        assert [each["status"]["warm"] for each in made.writes] == ["0/2", "2/2"]
         assert made.events == [("Normal", "Warming"), ("Normal", "SoftPinned")]
         assert made.cluster.resources["u"].status == WARM
 
