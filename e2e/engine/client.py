@@ -20,6 +20,7 @@ class EngineClient:
     """Signs like a sidecar: one counter that only rises, from the clock in milliseconds."""
 
     def __init__(self, engine: RunningEngine) -> None:
+        self.url = engine.url
         self._http = httpx.Client(base_url=engine.url, timeout=TIMEOUT_SECONDS)
         self._key = engine.key
         self._counter = time.time_ns() // 1_000_000

@@ -19,10 +19,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from e2e.cache import cache_root
-from e2e.engine.environment import QUICK_START_MODULE, Environment, ensure_environment
+from e2e.engine.environment import QUICK_START_MODULE, ensure_environment
 from e2e.engine.model import ensure_model
 
 ROOT = Path(__file__).parents[2]
@@ -156,54 +155,52 @@ def running_engine(
         chosen = replace(
             wanted,
             host="127.0.0.1",
-            port=_free_port(),
+            port=free_port(),
             events_endpoint=wanted.events_endpoint or f"ipc://{folder}/events",
         )
         log = folder / "log"
+        url = f"http://127.0.0.1:{chosen.port}"
+        complete = engine_environment(
+            site_packages=str(environment.site_packages),
+            plugin=str(PLUGIN) if chosen.plugin else "",
+            vllm_cache=str(environment.vllm_cache),
+            home=str(folder),
+            key_file=str(folder / "key"),
+        )
+        command = [str(environment.python), *engine_arguments(str(model), chosen)]
         started = time.monotonic()
-        process = _start(environment, model, chosen, folder, log, variables or {})
-        try:
-            url = f"http://127.0.0.1:{chosen.port}"
-            _wait_until_ready(process, url, log, progress)
+        with running_server(command, {**complete, **(variables or {})}, url, log, progress) as pid:
             yield RunningEngine(
                 url=url,
-                pid=process.pid,
+                pid=pid,
                 log=log,
                 model=model,
                 events_endpoint=chosen.events_endpoint,
                 started_in=time.monotonic() - started,
                 key=key,
             )
-        finally:
-            _stop(process)
 
 
-def _start(
-    environment: Environment,
-    model: Path,
-    options: EngineOptions,
-    folder: Path,
-    log: Path,
-    variables: Mapping[str, str],
-) -> subprocess.Popen[bytes]:
-    complete = engine_environment(
-        site_packages=str(environment.site_packages),
-        plugin=str(PLUGIN) if options.plugin else "",
-        vllm_cache=str(environment.vllm_cache),
-        home=str(folder),
-        key_file=str(folder / "key"),
-    )
-    output: IO[bytes]
+@contextlib.contextmanager
+def running_server(
+    command: Sequence[str], variables: Mapping[str, str], url: str, log: Path, progress: Progress
+) -> Iterator[int]:
+    """The process id of a ready server, whose whole environment is ``variables``."""
     with log.open("wb") as output:
-        return subprocess.Popen(
-            [environment.python, *engine_arguments(str(model), options)],
-            env={**complete, **variables},
+        process = subprocess.Popen(
+            command,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             # Its own group, so that the engine process goes with the server.
             start_new_session=True,
         )
+    try:
+        _wait_until_ready(process, url, log, progress)
+        yield process.pid
+    finally:
+        _stop(process)
 
 
 def _wait_until_ready(
@@ -249,7 +246,7 @@ def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARS:]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,6 @@
 """The pin table: which prefix blocks are held, for how long, and what they cost.
 
-It knows nothing of vLLM but the few block pool methods it calls, and reads no clock: ``now`` is a
-monotonic time in seconds that the caller read.
+It reads no clock: ``now`` is a monotonic time in seconds that the caller read.
 
 A pinned block is referenced exactly once in the pool, however many pins share it. So a block whose
 reference count is 1 is held by pins alone, and the budget counts unique blocks.
@@ -12,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 from promptprefix_vllm.adapters import Adapter
+from promptprefix_vllm.cache import Block, PrefixCache
 from promptprefix_vllm.commands import CommandError
 from promptprefix_vllm.watchlist import Watched, Watchlist
 
@@ -27,36 +27,6 @@ CACHE_RESET: Final = "CacheReset"
 UNPINNED: Final = "Unpinned"
 EVICTED: Final = "Evicted"
 ADAPTER_CHANGED: Final = "AdapterChanged"
-
-# Equal blocks may be computed side by side; far fewer than this many in one engine.
-_MAX_DUPLICATES: Final = 1024
-
-
-class Block(Protocol):
-    """One KV block of vLLM; ``block_hash`` is None once it is no longer cached."""
-
-    block_id: int
-    ref_cnt: int
-    is_null: bool
-
-    @property
-    def block_hash(self) -> bytes | None: ...
-
-
-class BlockPool(Protocol):
-    """What the table needs of ``vllm.v1.core.block_pool.BlockPool``."""
-
-    num_gpu_blocks: int
-
-    def touch(self, blocks: Sequence[Any]) -> None: ...
-
-    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None: ...
-
-    def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> Any: ...
-
-    def get_num_free_blocks(self) -> int: ...
-
-    def evict_blocks(self, block_ids: set[int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -100,9 +70,9 @@ class PinTable:
     """
 
     def __init__(
-        self, pool: BlockPool, block_size: int, budget_blocks: int, dropped_blocks: int = 0
+        self, cache: PrefixCache, block_size: int, budget_blocks: int, dropped_blocks: int = 0
     ) -> None:
-        self.pool = pool
+        self.cache = cache
         self.block_size = block_size
         self.budget_blocks = budget_blocks
         self.pin_epoch = 0
@@ -149,7 +119,7 @@ class PinTable:
     ) -> Pin:
         """Holds a prefix's cached blocks, all or none; replaces a pin of the same id."""
         self.check_budget(pin_id, hashes)
-        held = self._find_blocks(hashes)
+        held = self._find(hashes)
         old = self._pins.get(pin_id)
         kept = set(self._owners) - self._owned_only_by(old)
         self._refuse_over_budget(len(kept | {item.block.block_id for item in held}))
@@ -274,13 +244,17 @@ class PinTable:
 
     def resident_tokens(self, entry: Watched) -> int:
         """The head of the prefix that a request would find cached now."""
-        return self.block_size * _leading(
-            self.pool.get_cached_block(digest, [0]) is not None for digest in entry.hashes
-        )
+        return self.block_size * self.cache.hit(entry.hashes)[1]
 
     def pinned_tokens(self, pin: Pin) -> int:
-        """The head that is held and still cached: short if another party evicted our blocks."""
-        return self.block_size * _leading(item.is_cached for item in pin.held)
+        """The head that is held and still cached: short if another party evicted our blocks.
+
+        Where blocks and hashes are not one to one, all of it or none.
+        """
+        cached = _leading(item.is_cached for item in pin.held)
+        if len(pin.held) != len(pin.hashes):
+            cached = len(pin.hashes) if cached == len(pin.held) else 0
+        return self.block_size * cached
 
     def _known(self, pin_id: str) -> Pin:
         pin = self._pins.get(pin_id)
@@ -296,15 +270,11 @@ class PinTable:
                 f"and {self.blocks_pinned} are pinned now",
             )
 
-    def _find_blocks(self, hashes: Sequence[bytes]) -> tuple[HeldBlock, ...]:
-        """The very blocks that later requests will be given, whoever computed them."""
-        held: list[HeldBlock] = []
-        for digest in hashes:
-            found = self.pool.get_cached_block(digest, [0])
-            if not found or found[0].is_null:
-                raise CommandError("NotResident", f"{len(held)} of {len(hashes)} blocks are cached")
-            held.append(HeldBlock(found[0], found[0].block_hash))
-        return tuple(held)
+    def _find(self, hashes: Sequence[bytes]) -> tuple[HeldBlock, ...]:
+        blocks, covered = self.cache.hit(hashes)
+        if covered < len(hashes):
+            raise CommandError("NotResident", f"{covered} of {len(hashes)} blocks are cached")
+        return tuple(HeldBlock(block, block.block_hash) for block in blocks)
 
     def _owned_only_by(self, pin: Pin | None) -> set[int]:
         if pin is None:
@@ -313,7 +283,7 @@ class PinTable:
         return {block_id for block_id in ids if self._owners[block_id] == 1}
 
     def _acquire(self, held: Sequence[HeldBlock]) -> None:
-        self.pool.touch([item.block for item in held if item.block.block_id not in self._owners])
+        self.cache.hold([item.block for item in held if item.block.block_id not in self._owners])
         for item in held:
             self._owners[item.block.block_id] = self._owners.get(item.block.block_id, 0) + 1
 
@@ -327,20 +297,12 @@ class PinTable:
                 freed.append(item.block)
         # Dropped before they are freed, so that the pool reuses these empty blocks first.
         self._drop(drop)
-        # The pool evicts in the order given: the tail of a prefix is worth least.
-        self.pool.free_blocks(reversed(freed))
+        # The tail of a prefix is worth least, so it goes first.
+        self.cache.give_back(reversed(freed))
 
     def _drop(self, hashes: Sequence[bytes]) -> None:
-        """Takes every block of these hashes that no pin holds out of the cache.
-
-        Requests that are using one keep it until they end; nobody else finds it.
-        """
-        for digest in hashes:
-            for _ in range(_MAX_DUPLICATES):
-                found = self.pool.get_cached_block(digest, [0])
-                if not found or found[0].is_null or found[0].block_id in self._owners:
-                    break
-                self.pool.evict_blocks({found[0].block_id})
+        """Of what no pin holds."""
+        self.cache.drop(hashes, kept=self._owners)
 
     def _release(self, pin: Pin, reason: str, now: float, *, drop: bool = False) -> None:
         del self._pins[pin.id]

@@ -21,7 +21,7 @@ from promptprefix_vllm.connectors import transfer_of
 from promptprefix_vllm.desk import Answer, PinDesk, refusal
 from promptprefix_vllm.pins import PinTable
 from promptprefix_vllm.settings import Settings, read_settings
-from promptprefix_vllm.support import missing_fields, missing_hooks, unsupported
+from promptprefix_vllm.support import missing_fields, missing_hooks, prefix_cache, unsupported
 
 if TYPE_CHECKING:
     _Base = Any
@@ -94,10 +94,10 @@ class PinningMixin(_Base):  # type: ignore[misc]
         for problem in settings.problems:
             _log.warning("promptprefix: %s", problem)
         manager = self.kv_cache_manager
-        pool = manager.block_pool
-        budget = int(settings.budget * (pool.num_gpu_blocks - 1))
+        cache = prefix_cache(self)
+        budget = int(settings.budget * cache.blocks_total)
         drops = getattr(self, "use_eagle_block_drop", getattr(self, "use_eagle", False))
-        table = PinTable(pool, self.block_size, budget, dropped_blocks=int(bool(drops)))
+        table = PinTable(cache, self.block_size, budget, dropped_blocks=int(bool(drops)))
         self._desk = PinDesk(
             table, settings.key, epoch=secrets.token_hex(8), transfer=transfer_of(self)
         )
@@ -113,7 +113,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
             return blocks
 
         manager.allocate_slots = allocate_and_note
-        _log.info("promptprefix: pins are on, at most %d of %d blocks", budget, pool.num_gpu_blocks)
+        _log.info("promptprefix: pins are on, at most %d of %d blocks", budget, cache.blocks_total)
 
     # -- requests coming and going
 
@@ -301,7 +301,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
             self._pin_only = table.pin_only_blocks()
             self._pin_only_stale = False
             self._pin_only_due = now + _STATS_SECONDS
-        return float(max(0.0, usage - self._pin_only / max(1, table.pool.num_gpu_blocks - 1)))
+        return float(max(0.0, usage - self._pin_only / max(1, table.cache.blocks_total)))
 
 
 def _command_of(request: Any) -> object:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any, Final
 
+from promptprefix_vllm.cache import PrefixCache
+
 _OVERRIDDEN: Final = (
     "_free_request",
     "add_request",
     "finish_requests",
-    "get_kv_cache_usage",
     "get_num_unfinished_requests",
     "make_stats",
     "reset_prefix_cache",
@@ -18,11 +19,15 @@ _OVERRIDDEN: Final = (
 _POOL: Final = (
     "touch",
     "free_blocks",
-    "evict_blocks",
     "get_cached_block",
     "get_num_free_blocks",
     "num_gpu_blocks",
 )
+# Layers with a window are of these too where vLLM keeps all of their blocks.
+_FULL: Final = ("FullAttentionSpec", "MLAAttentionSpec")
+_WINDOW: Final = "SlidingWindowSpec"
+# Any of these drops a block from the cache.
+_EVICTION: Final = ("evict_blocks", "_maybe_evict_cached_block")
 _REQUEST: Final = ("block_hashes", "num_preemptions", "prompt_token_ids", "status")
 
 
@@ -45,21 +50,15 @@ def unsupported(scheduler: Any) -> str:
     missing = [name for name in _POOL if not hasattr(pool, name)]
     if missing:
         return f"the block pool has no {', '.join(missing)}"
+    if not any(callable(getattr(pool, name, None)) for name in _EVICTION):
+        return f"the block pool has neither {' nor '.join(_EVICTION)}"
     if "kv_cache_group_ids" not in inspect.signature(pool.get_cached_block).parameters:
         return "the block pool finds blocks without kv_cache_group_ids"
-    if not _touches_single_blocks(pool):
-        return "the block pool touches lists of blocks, not single ones"
     if not getattr(manager, "enable_caching", False):
         return "prefix caching is off"
     if not callable(getattr(manager, "allocate_slots", None)):
         return "the KV cache manager has no allocate_slots"
     return _unsupported_parallelism(scheduler) or _unsupported_cache(scheduler)
-
-
-def _touches_single_blocks(pool: Any) -> bool:
-    """Releases differ in what they touch, and only the annotation tells before it is tried."""
-    parameters = inspect.signature(pool.touch).parameters.values()
-    return not any("tuple[" in str(each.annotation) for each in parameters)
 
 
 def _unsupported_parallelism(scheduler: Any) -> str:
@@ -75,17 +74,46 @@ def _unsupported_parallelism(scheduler: Any) -> str:
 
 
 def _unsupported_cache(scheduler: Any) -> str:
+    specs = _specs(scheduler)
+    if not specs:
+        return "the model has no KV cache groups"
+    size = getattr(scheduler, "block_size", None)
+    if not size or getattr(scheduler, "hash_block_size", size) != size:
+        return "blocks and block hashes have different sizes"
+    for spec in specs:
+        name = type(spec).__name__
+        if name not in (*_FULL, _WINDOW) or getattr(spec, "prefix_replay_tokens", 0):
+            return f"KV cache groups of {name} are not verified"
+        if getattr(spec, "block_size", size) != size:
+            return "the KV cache groups have blocks of different sizes"
+    if _is_plain(specs):
+        return ""
+    coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)
+    if not callable(getattr(coordinator, "find_longest_cache_hit", None)):
+        return "sliding windows need a coordinator that finds hits, and this vLLM has none"
+    if getattr(scheduler, "use_eagle", False):
+        return "sliding windows together with EAGLE or MTP speculation are not verified"
+    return ""
+
+
+def prefix_cache(scheduler: Any) -> PrefixCache:
+    """The cache of a scheduler that is supported."""
+    specs = _specs(scheduler)
+    manager = scheduler.kv_cache_manager
+    return PrefixCache(
+        manager.block_pool,
+        scheduler.block_size,
+        groups=len(specs),
+        coordinator=None if _is_plain(specs) else manager.coordinator,
+    )
+
+
+def _specs(scheduler: Any) -> list[Any]:
     config = getattr(scheduler, "kv_cache_config", None)
     groups: Any = getattr(config, "kv_cache_groups", ())
-    if len(groups) != 1:
-        return f"the model has {len(groups)} KV cache groups, only one is verified"
-    spec = groups[0].kv_cache_spec
-    names = {base.__name__ for base in type(spec).__mro__}
-    if "FullAttentionSpec" not in names:
-        return f"KV cache groups of {type(spec).__name__} are not verified"
-    if getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None):
-        return "sliding window and chunked attention are not verified"
-    block_size = getattr(scheduler, "block_size", None)
-    if not block_size or getattr(scheduler, "hash_block_size", block_size) != block_size:
-        return "blocks and block hashes have different sizes"
-    return ""
+    return [group.kv_cache_spec for group in groups]
+
+
+def _is_plain(specs: list[Any]) -> bool:
+    """One group that keeps every block of a head, whatever its layers attend to."""
+    return len(specs) == 1 and type(specs[0]).__name__ in _FULL

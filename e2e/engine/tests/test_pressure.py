@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from vllm.v1.core.sched.interface import PauseState
 
-from e2e.engine.tests.lab import SIZE, Lab, attention, new_scheduler, tokens
-from promptprefix_vllm.support import unsupported as find_unsupported
+from e2e.engine.tests.lab import SIZE, Lab, new_scheduler, tokens
 
 PREFIX = tokens(1, 8 * SIZE + 1)
 
@@ -186,11 +185,12 @@ def test_a_connector_may_delay_the_freeing_of_blocks(
     assert lab.used_blocks() == 8
 
 
-def unsupported(asynchronous: bool, **options: Any) -> Lab:
+def unsupported(asynchronous: bool, why: str, **options: Any) -> Lab:
     lab = Lab(new_scheduler(asynchronous=asynchronous, **options), depth=2 if asynchronous else 1)
     name = lab.ask(PREFIX, extra={"promptprefix": "{}"})
     answer = lab.answer(name)
     assert (answer["ok"], answer["reason"]) == (False, "Unsupported")
+    assert why in answer["message"]
     lab.press()
     assert lab.answers[lab.ask(PREFIX)] is None
     return lab
@@ -200,24 +200,14 @@ def test_without_prefix_caching(asynchronous: bool) -> None:
     def change(config: Any) -> None:
         config.cache_config.enable_prefix_caching = False
 
-    unsupported(asynchronous, change=change)
-
-
-def test_sliding_windows_are_refused(asynchronous: bool) -> None:
-    unsupported(asynchronous, specs=[attention(sliding_window=64)])
-
-
-def test_several_cache_groups_are_refused(asynchronous: bool) -> None:
-    scheduler = new_scheduler(asynchronous=asynchronous)
-    scheduler.kv_cache_config.kv_cache_groups.append(scheduler.kv_cache_config.kv_cache_groups[0])
-    assert "2 KV cache groups" in find_unsupported(scheduler)
+    unsupported(asynchronous, "prefix caching is off", change=change)
 
 
 def test_data_parallel_is_refused(asynchronous: bool) -> None:
     def change(config: Any) -> None:
         config.parallel_config.data_parallel_size = 2
 
-    unsupported(asynchronous, change=change)
+    unsupported(asynchronous, "data parallel size is above 1", change=change)
 
 
 def test_without_a_key_commands_are_refused(

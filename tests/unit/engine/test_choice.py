@@ -212,7 +212,31 @@ class UngroupedPool(Pool):
     def get_cached_block(self, block_hash: bytes) -> None: ...  # type: ignore[override]
 
 
+class EarlierPool(NestedPool):
+    """Of a release that drops one block at a time."""
+
+    evict_blocks = None  # type: ignore[assignment]
+
+    def _maybe_evict_cached_block(self, block: Any) -> None: ...
+
+
+class StickyPool(Pool):
+    """Can't drop blocks."""
+
+    evict_blocks = None  # type: ignore[assignment]
+
+
 class FullAttentionSpec:
+    """Named as vLLM's."""
+
+
+class SlidingWindowSpec:
+    """Named as vLLM's."""
+
+    block_size = 4
+
+
+class MambaSpec:
     """Named as vLLM's."""
 
 
@@ -231,12 +255,52 @@ def state(pool: Any, **fields: Any) -> Any:
     ("scheduler", "word"),
     [
         (state(Pool()), ""),
-        (state(NestedPool()), "touches"),
+        (state(NestedPool()), ""),
+        (state(EarlierPool()), ""),
+        (state(StickyPool()), "evict_blocks"),
         (state(UngroupedPool()), "kv_cache_group_ids"),
         (state(None), "touch"),
     ],
 )
 def test_block_pools(scheduler: Any, word: str) -> None:
+    problem = unsupported(scheduler)
+    assert (word in problem) if word else problem == ""
+
+
+COORDINATOR = SimpleNamespace(find_longest_cache_hit=print)
+
+
+def grouped(*specs: Any, coordinator: Any = COORDINATOR, **fields: Any) -> Any:
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    found = state(Pool(), kv_cache_config=SimpleNamespace(kv_cache_groups=groups), **fields)
+    found.kv_cache_manager.coordinator = coordinator
+    return found
+
+
+def resized(spec: Any, **fields: Any) -> Any:
+    vars(spec).update(fields)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "word"),
+    [
+        (grouped(FullAttentionSpec(), SlidingWindowSpec()), ""),
+        (grouped(SlidingWindowSpec()), ""),
+        (grouped(), "no KV cache groups"),
+        (grouped(FullAttentionSpec(), MambaSpec()), "MambaSpec"),
+        (grouped(FullAttentionSpec(), coordinator=None), ""),
+        (grouped(SlidingWindowSpec(), coordinator=None), "coordinator"),
+        (grouped(SlidingWindowSpec(), use_eagle=True), "EAGLE"),
+        (grouped(FullAttentionSpec(), use_eagle=True), ""),
+        (grouped(resized(SlidingWindowSpec(), block_size=8)), "different sizes"),
+        (grouped(resized(FullAttentionSpec(), prefix_replay_tokens=8)), "not verified"),
+        (grouped(FullAttentionSpec(), hash_block_size=2), "different sizes"),
+        (grouped(FullAttentionSpec(), parallel_config=SimpleNamespace(data_parallel_size=2)),
+         "data parallel size is above 1"),
+    ],
+)  # fmt: skip
+def test_kv_cache_groups(scheduler: Any, word: str) -> None:
     problem = unsupported(scheduler)
     assert (word in problem) if word else problem == ""
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix_vllm.adapters import Adapter
+from promptprefix_vllm.cache import PrefixCache
 from promptprefix_vllm.commands import encode
 from promptprefix_vllm.connectors import Transfer
 from promptprefix_vllm.desk import MAX_PENDING, PinDesk
@@ -64,7 +65,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.pool = Pool()
-        self.table = PinTable(self.pool, SIZE, budget_blocks=10)
+        self.table = PinTable(PrefixCache(self.pool, SIZE), SIZE, budget_blocks=10)
         self.now = 50.0
         self.desk = PinDesk(
             self.table,

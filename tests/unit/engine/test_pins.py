@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from promptprefix_vllm.adapters import Adapter
+from promptprefix_vllm.cache import PrefixCache
 from promptprefix_vllm.commands import CommandError
 from promptprefix_vllm.pins import MAX_PINS, MAX_RELEASES, PinTable
 from promptprefix_vllm.watchlist import MAX_WATCHED
@@ -88,7 +89,7 @@ def pool() -> FakePool:
 
 @pytest.fixture
 def table(pool: FakePool) -> PinTable:
-    return PinTable(pool, SIZE, budget_blocks=10)
+    return PinTable(PrefixCache(pool, SIZE), SIZE, budget_blocks=10)
 
 
 def hold(table: PinTable, name: str, hashes: Sequence[bytes], **change: float) -> None:
@@ -254,7 +255,7 @@ def test_the_watchlist_is_bounded(pool: FakePool, table: PinTable) -> None:
 
 
 def test_a_block_that_is_computed_anew_at_every_hit_is_none_less(pool: FakePool) -> None:
-    table = PinTable(pool, SIZE, budget_blocks=10, dropped_blocks=1)
+    table = PinTable(PrefixCache(pool, SIZE), SIZE, budget_blocks=10, dropped_blocks=1)
     hashes = pool.compute("abc")
     hold(table, "p", hashes)
     table.record_request((*hashes, b"turn"), SIZE, now=1)
@@ -332,7 +333,7 @@ def test_what_only_pins_hold(pool: FakePool, table: PinTable) -> None:
 
 
 def test_everything_is_bounded(pool: FakePool) -> None:
-    table = PinTable(pool, SIZE, budget_blocks=10)
+    table = PinTable(PrefixCache(pool, SIZE), SIZE, budget_blocks=10)
     hashes = pool.compute("a")
     for number in range(MAX_PINS):
         hold(table, str(number), hashes)
@@ -350,7 +351,7 @@ class PinMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = FakePool(40)
-        self.table = PinTable(self.pool, SIZE, budget_blocks=8)
+        self.table = PinTable(PrefixCache(self.pool, SIZE), SIZE, budget_blocks=8)
         self.now = 0.0
 
     @rule(name=st.sampled_from("pqr"), text=st.text("ab", min_size=1, max_size=6))
