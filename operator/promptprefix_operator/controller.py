@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 
 from promptprefix.fleet import DEFAULT_RETENTION, Limits, Prefix, Retention, Snapshot
-from promptprefix.placement import Plan, plan
+from promptprefix.placement import Plan, Planner
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
 from promptprefix.versions import only_warm
@@ -55,6 +55,7 @@ class Controller:
         declarations: Declarations,
         publication: Publication,
         matches: Matches,
+        planner: Callable[[], Planner],
         metrics: Metrics,
         now: Callable[[], datetime],
         clock: Callable[[], float],
@@ -70,6 +71,8 @@ class Controller:
         self._declarations = declarations
         self._publication = publication
         self._matches = matches
+        self._make_planner = planner
+        self._planner = planner()
         self._metrics = metrics
         self._now = now
         self._clock = clock
@@ -119,9 +122,10 @@ class Controller:
         try:
             now = self._now()
             snapshot = self._observe(now)
-            made = plan(snapshot, now)
+            made = self._planner.plan(snapshot, now)
         except (ValueError, LookupError, TypeError) as error:
             self._wake_at = None
+            self._planner = self._make_planner()  # it may remember half of what it saw
             self._metrics.plan_errors.inc()
             log.error("plan failed", error=type(error).__name__, exc_info=True)
             return

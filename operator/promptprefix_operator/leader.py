@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import structlog
 
 from promptprefix.lint import lint_payload
+from promptprefix.placement import Planner
 from promptprefix_operator import annotation_warnings, pod_warnings
 from promptprefix_operator.api_server import ApiServer
 from promptprefix_operator.cluster import Cluster
@@ -123,6 +124,7 @@ def assemble(
         declarations=declarations,
         publication=publication,
         matches=matches,
+        planner=Planner,
         metrics=metrics,
         now=steady.now,
         clock=time.monotonic,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from promptprefix.fleet import Sidecar
 from promptprefix.placement import Plan
@@ -12,9 +13,14 @@ from promptprefix.wire import Placement, Revision, RouteTable, SidecarState, Syn
 
 @dataclass(frozen=True)
 class _Told:
-    """A pod's set; ``open`` also holds what it was told before and may not have dropped yet."""
+    """A pod's set, and its ids and contents.
+
+    ``open`` also holds the ids of what it was told before and may not have dropped yet.
+    """
 
     response: SyncResponse
+    ids: frozenset[str]
+    contents: Mapping[str, Placement]
     open: frozenset[str]
 
 
@@ -47,23 +53,21 @@ class Publication:
 
     def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
         """Return a placement of that content in the pod's set."""
-        for placement in self.set_of(pod_uid).placements:
-            if placement.content_digest == content_digest:
-                return placement
-        return None
+        told = self._sets.get(pod_uid)
+        return None if told is None else told.contents.get(content_digest)
 
     def holds(self, pod_uid: str, placement: str) -> bool:
         """Return whether the pod's set has the placement of this id."""
-        return any(each.id == placement for each in self.set_of(pod_uid).placements)
+        told = self._sets.get(pod_uid)
+        return told is not None and placement in told.ids
 
     def sidecar(self, pod_uid: str, state: SidecarState, applied: Revision | None) -> Sidecar:
         """Join a report with what the sidecar was told; what it applied closes what was before."""
         told = self._sets.get(pod_uid)
         if told is None:
             return Sidecar(state)
-        if applied == told.response.revision:
-            ids = frozenset(placement.id for placement in told.response.placements)
-            told = self._sets[pod_uid] = _Told(told.response, ids)
+        if applied == told.response.revision and told.open is not told.ids:
+            told = self._sets[pod_uid] = replace(told, open=told.ids)
         return Sidecar(state, told.open)
 
     def publish(self, plan: Plan) -> None:
@@ -95,7 +99,8 @@ class Publication:
             return
         response = SyncResponse(revision=self._next(), placements=placements)
         ids = frozenset(placement.id for placement in placements)
-        self._sets[uid] = _Told(response, ids if told is None else ids | told.open)
+        contents = {placement.content_digest: placement for placement in placements}
+        self._sets[uid] = _Told(response, ids, contents, ids if told is None else ids | told.open)
 
     def _next(self) -> Revision:
         self._number += 1

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from promptprefix.lint import lint_payload
+from promptprefix.placement import Planner
 from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
-from promptprefix_operator import controller as module
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
@@ -34,11 +34,13 @@ class Bench:
         self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set)
         self.publication = Publication(1)
         self.metrics = Metrics()
+        self.planner = Planner()
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
             declarations=Declarations(lint_payload, Salts()),
             matches=Matches(lambda: NOW, lambda: self.now, self.wake.set),
+            planner=lambda: self.planner,
             publication=self.publication,
             metrics=self.metrics,
             now=lambda: NOW,
@@ -78,7 +80,7 @@ def test_a_plan_that_fails_leaves_the_one_before_in_force(monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(module, "plan", fail)
+    monkeypatch.setattr(bench.planner, "plan", fail)
     bench.now += 5
     bench.controller.step()
     assert bench.publication.set_of("p") == before

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from promptprefix.fleet import DEFAULT_RETENTION, placement_id
 from promptprefix.history import QUIET
 from promptprefix.payload import Payload
+from promptprefix.placement import Planner
 from promptprefix.resource import Pinning, PromptPrefixStatus
 from promptprefix.versions import MATCH_LAG
 from promptprefix.wire import (
@@ -79,6 +80,7 @@ class Bench:
             ),
             publication=self.publication,
             matches=self.matches,
+            planner=Planner,
             metrics=Metrics(),
             now=lambda: self.now,
             clock=lambda: self.seconds,
