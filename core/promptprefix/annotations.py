@@ -17,6 +17,9 @@ CONTAINER: Final = "promptprefix.dev/container"
 PYTHONPATH: Final = "promptprefix.dev/pythonpath"
 """Annotation: the PYTHONPATH that the image sets itself; it is kept behind ours."""
 
+KV_EVENTS: Final = "promptprefix.dev/kv-events"
+"""Annotation: ``"true"`` has the engine publish its KV events to the sidecar alone."""
+
 INJECTED: Final = "promptprefix.dev/injected"
 """Annotation that the webhook writes: an `InjectionResult`."""
 

@@ -18,7 +18,8 @@ CONTAINERS: Final = (PLUGIN, KEY, SIDECAR)
 _CA: Final = "promptprefix-ca"
 _TOKEN: Final = "promptprefix-token"  # noqa: S105 - the name of a volume
 _TMP: Final = "promptprefix-tmp"
-VOLUMES: Final = (PLUGIN, KEY, _CA, _TOKEN, _TMP)
+KV_EVENTS: Final = "promptprefix-kv-events"
+VOLUMES: Final = (PLUGIN, KEY, _CA, _TOKEN, _TMP, KV_EVENTS)
 
 PLUGIN_PATH: Final = "/opt/promptprefix"
 KEY_PATH: Final = "/run/promptprefix/key"
@@ -48,6 +49,15 @@ class Additions:
     engine_variables: tuple[JsonObject, ...] = ()
 
 
+@dataclass(frozen=True)
+class SidecarEvents:
+    """What a sidecar that reads KV events has besides. user: instead of the one in the options."""
+
+    variables: tuple[JsonObject, ...] = ()
+    mounts: tuple[JsonObject, ...] = ()
+    user: int | None = None
+
+
 def additions(
     options: InjectionOptions,
     engine_url: str,
@@ -55,6 +65,7 @@ def additions(
     *,
     plugin: bool,
     resources: JsonObject | None = None,
+    events: SidecarEvents | None = None,
 ) -> Additions:
     """Return what a pod gets.
 
@@ -62,9 +73,11 @@ def additions(
     variables: further entries of that environment, after all others.
     plugin: whether the engine loads the pin plugin; PYTHONPATH and arguments are not told here.
     resources: of each container, instead of those of ``options``; empty for none.
+    events: how the sidecar reads the engine's KV events; None if it doesn't.
     """
     resources = options.resources if resources is None else resources
-    containers = [_key(options, resources), _sidecar(options, resources, engine_url, variables)]
+    sidecar = _sidecar(options, resources, engine_url, variables)
+    containers = [_key(options, resources), _reading(sidecar, events or SidecarEvents())]
     volumes = [_KEY_VOLUME, *_SIDECAR_VOLUMES]
     if not plugin:
         return Additions(tuple(containers), _copies(volumes))
@@ -74,6 +87,15 @@ def additions(
         tuple(_mount(name, path) for name, path in ENGINE_MOUNTS),
         ({"name": KEY_FILE_VARIABLE, "value": KEY_FILE},),
     )
+
+
+def _reading(sidecar: JsonObject, events: SidecarEvents) -> JsonObject:
+    return {
+        **sidecar,
+        "env": [*sidecar["env"], *events.variables],
+        "securityContext": {**sidecar["securityContext"], **_user(events.user)},
+        "volumeMounts": [*sidecar["volumeMounts"], *_copies(events.mounts)],
+    }
 
 
 _KEY_VOLUME: Final = {"name": KEY, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}

@@ -33,6 +33,7 @@ _NAMES: Final = frozenset(
         "grpc",
         "headless",
         "host",
+        "kv-events-config",
         "port",
         "scheduler-cls",
         "ssl-cert-reqs",

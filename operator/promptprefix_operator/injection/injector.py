@@ -16,6 +16,7 @@ from promptprefix_operator.injection.additions import (
     additions,
 )
 from promptprefix_operator.injection.engine import Engine, find_engine
+from promptprefix_operator.injection.kv_events import KvEvents, kv_events
 from promptprefix_operator.injection.options import InjectionOptions
 from promptprefix_operator.injection.patch import (
     Operation,
@@ -101,18 +102,19 @@ def _extend(case: Case, options: InjectionOptions) -> Injection:
         return _nothing(case.pod, refused or str(access))
     missing = shortfalls(case)
     plugin = not missing
-    sentences = (*missing, *notes(case, access, plugin=plugin))
+    events = kv_events(case, options, plugin=plugin)
+    sentences = (*missing, *notes(case, access, plugin=plugin), *filter(None, [events.note]))
     sentences = tuple(_capitalised(sentence) for sentence in sentences)
     result = InjectionResult.HARD if plugin else InjectionResult.SOFT
     operations = (
         *_marks(case.pod, result, " ".join(sentences)),
-        *_parts(case, access, options, plugin=plugin),
+        *_parts(case, access, options, events, plugin=plugin),
     )
     return Injection(operations, result, sentences)
 
 
 def _parts(
-    case: Case, access: Access, options: InjectionOptions, *, plugin: bool
+    case: Case, access: Access, options: InjectionOptions, events: KvEvents, *, plugin: bool
 ) -> list[Operation]:
     spec = case.pod.spec
     added = additions(
@@ -121,21 +123,30 @@ def _parts(
         access.variables,
         plugin=plugin,
         resources=fitting_resources(case.pod, options.resources),
+        events=events.sidecar,
     )
     operations = [
         *append("/spec/initContainers", len(spec.init_containers), added.init_containers),
-        *append("/spec/volumes", len(spec.volumes), added.volumes),
+        *append("/spec/volumes", len(spec.volumes), (*added.volumes, *events.volumes)),
     ]
     if not plugin:
         return operations
     return [
         *operations,
-        *_engine_parts(case, added.engine_mounts, added.engine_variables),
+        *_engine_parts(
+            case,
+            (*added.engine_mounts, *events.engine_mounts),
+            added.engine_variables,
+            events.arguments,
+        ),
     ]
 
 
 def _engine_parts(
-    case: Case, mounts: tuple[JsonObject, ...], variables: tuple[JsonObject, ...]
+    case: Case,
+    mounts: tuple[JsonObject, ...],
+    variables: tuple[JsonObject, ...],
+    arguments: tuple[str, ...],
 ) -> list[Operation]:
     engine, container = case.engine, case.engine.container
     path = pointer("spec", "containers", engine.index)
@@ -149,17 +160,16 @@ def _engine_parts(
         *append(path + "/volumeMounts", len(container.volume_mounts), mounts),
         *paths,
         *append(path + "/env", present, new),
-        *_arguments(engine, path),
+        *_arguments(engine, path, arguments),
     ]
 
 
-def _arguments(engine: Engine, path: str) -> list[Operation]:
-    if SCHEDULER_CLASS in engine.command.text:
-        return []
+def _arguments(engine: Engine, path: str, more: tuple[str, ...]) -> list[Operation]:
+    scheduler = () if SCHEDULER_CLASS in engine.command.text else SCHEDULER_ARGUMENTS
     container = engine.container
     name = "args" if container.args or not container.command else "command"
     present = len(container.args if name == "args" else container.command)
-    return append(f"{path}/{name}", present, SCHEDULER_ARGUMENTS)
+    return append(f"{path}/{name}", present, (*scheduler, *more))
 
 
 def _nothing(pod: Pod | None, sentence: str) -> Injection:

@@ -73,6 +73,8 @@ class Mount(Part):
     name: str
     mount_path: str
     read_only: bool | None = None
+    sub_path: Text = ""
+    sub_path_expr: Text = ""
 
 
 class Volume(Part):
@@ -80,6 +82,12 @@ class Volume(Part):
 
     name: str
     empty_dir: JsonObject | None = None
+
+
+class Security(Part):
+    """A ``securityContext``, of a pod or a container."""
+
+    run_as_user: int | None = None
 
 
 class Container(Part):
@@ -94,6 +102,7 @@ class Container(Part):
     ports: Annotated[tuple[Port, ...], BeforeValidator(_listed)] = ()
     volume_mounts: Annotated[tuple[Mount, ...], BeforeValidator(_listed)] = ()
     resources: Opaque = {}
+    security_context: Annotated[Security, BeforeValidator(_mapped)] = Security()
     restart_policy: Text = ""
 
     @property
@@ -132,6 +141,7 @@ class Specification(Part):
     ephemeral_containers: Annotated[tuple[Container, ...], BeforeValidator(_listed)] = ()
     volumes: Annotated[tuple[Volume, ...], BeforeValidator(_listed)] = ()
     host_network: bool | None = None
+    security_context: Annotated[Security, BeforeValidator(_mapped)] = Security()
     os: OperatingSystem | None = None
     node_selector: Members = {}
     resources: Opaque = {}

@@ -101,10 +101,11 @@ def pods(draw: st.DrawFn) -> Json:
                         marks.PYTHONPATH,
                         marks.INJECTED,
                         marks.INJECTION_MESSAGE,
+                        marks.KV_EVENTS,
                         "x",
                     ]
                 ),
-                st.sampled_from(["vllm", "a", "hard", "none"]),
+                st.sampled_from(["vllm", "a", "hard", "none", "true"]),
             ),
         )
     )
