@@ -69,7 +69,16 @@ def expression(**fields: Any) -> dict[str, Any]:
     return selector(matchExpressions=[fields])
 
 
-REPLICAS = ("spec.replicas", "a number from 1 to 10000 or the word All")
+def window(**fields: str) -> dict[str, Any]:
+    """Return a good window with fields replaced."""
+    good = {"name": "office", "schedule": "30 7 * * MON-FRI", "duration": "11h"}
+    return {"windows": [good | fields]}
+
+
+REPLICAS = ("spec.replicas", "a number from 1 to 10000, a percentage from 1% to 100% or the word")
+FIVE_FIELDS = ("spec.windows[0].schedule", "must be a cron expression of five fields")
+NO_CRON = ("spec.windows[0].schedule", "must have minutes 0-59, hours 0-23, days of the month")
+TIME_ZONE = ("spec.windows[0].timeZone", "must be an IANA time zone that the API server knows")
 VALUES = ("spec.pods.selector.matchExpressions[0]", "values must be given for the operators")
 EMPTY = ("spec.content.inline", "must declare systemInstructions, defaultModeSpecs")
 ONE_SOURCE = ("spec.content", "exactly one of inline, configMapRef and secretRef")
@@ -156,7 +165,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("replicas -1", {"replicas": -1}, REPLICAS),
     ("replicas 10001", {"replicas": 10_001}, REPLICAS),
     ("replicas Some", {"replicas": "Some"}, REPLICAS),
-    ("replicas 50%", {"replicas": "50%"}, REPLICAS),
+    ("replicas 0%", {"replicas": "0%"}, REPLICAS),
+    ("replicas 101%", {"replicas": "101%"}, REPLICAS),
     ("replicas as text", {"replicas": "2"}, REPLICAS),
     ("replicas 1.5", {"replicas": 1.5}, ("spec.replicas", "must be of type integer,string")),
     ("unknown pinning", {"pinning": "hard"}, ("spec.pinning", 'supported values: "Hard", "Soft"')),
@@ -168,7 +178,39 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ),
     ("suspend as text", {"suspend": "yes"}, ("spec.suspend", "expected boolean")),
     ("unknown field", {"modell": "x"}, ("spec.modell", "field not declared in schema")),
-    ("field of a later version", {"priority": 1}, ("spec.priority", "not declared in schema")),
+    ("field of no version", {"normalise": True}, ("spec.normalise", "not declared in schema")),
+    ("priority 1001", {"priority": 1_001}, ("spec.priority", "should be less than or equal to")),
+    ("unknown onIdle", {"onIdle": "Drop"}, ("spec.onIdle", 'supported values: "Keep", "Evict"')),
+    ("no idle time", {"idleTTL": "0s"}, ("spec.idleTTL", "must be longer than 0s")),
+    ("endless idle time", {"idleTTL": "8785h"}, ("spec.idleTTL", "and at most 8784h")),
+    ("idle time without a unit", {"idleTTL": "600"}, ("spec.idleTTL", "should match")),
+    ("negative idle time", {"idleTTL": "-10m"}, ("spec.idleTTL", "should match")),
+    ("salt without a Secret", {"cacheSaltRef": {}}, ("spec.cacheSaltRef.name", "Required value")),
+    ("six fields", window(schedule="0 30 7 * * MON-FRI"), FIVE_FIELDS),
+    ("four fields", window(schedule="30 7 * MON-FRI"), FIVE_FIELDS),
+    ("@daily", window(schedule="@midnight"), FIVE_FIELDS),
+    ("minute 60", window(schedule="60 7 * * *"), NO_CRON),
+    ("hour 24", window(schedule="0 24 * * *"), NO_CRON),
+    ("day of month 32", window(schedule="0 7 32 * *"), NO_CRON),
+    ("month 13", window(schedule="0 7 * 13 *"), NO_CRON),
+    ("weekday 8", window(schedule="0 7 * * 8"), NO_CRON),
+    ("zone nowhere", window(timeZone="Europe/Atlantis"), TIME_ZONE),
+    ("zone of the server", window(timeZone="Local"), TIME_ZONE),
+    ("zone as an offset", window(timeZone="+01:00"), ("spec.windows[0].timeZone", "should match")),
+    ("window of no time", window(duration="0h"), ("spec.windows[0].duration", "longer than 0s")),
+    ("window of years", window(duration="9000h"), ("spec.windows[0].duration", "at most 8784h")),
+    ("no lead time", window(leadTime="0m"), ("spec.windows[0].leadTime", "longer than 0s")),
+    ("window's name", window(name="Office"), ("spec.windows[0].name", "should match")),
+    (
+        "one name twice",
+        {"windows": window()["windows"] * 2},
+        ("spec.windows", "duplicate entries for key"),
+    ),
+    (
+        "17 windows",
+        {"windows": [*(window(name=f"w{i}")["windows"][0] for i in range(17))]},
+        ("spec.windows", "must have at most 16 items"),
+    ),
 )
 
 
@@ -193,6 +235,19 @@ ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tools alone", {"content": inline(toolDefinitions='[\n{"type": "function"}\n]\n')}),
     ("mode specs alone", {"content": inline(defaultModeSpecs="x", toolDefinitions="")}),
     ("not in", {"pods": expression(key="example.com/app", operator="NotIn", values=["a", ""])}),
+    ("percentage", {"replicas": "50%"}),
+    ("idle time", {"idleTTL": "1h30m", "onIdle": "Evict", "priority": -1_000}),
+    ("salt", {"cacheSaltRef": {"name": "tenant-a", "key": "salt"}}),
+    (
+        "windows",
+        {
+            "windows": [
+                window(timeZone="Europe/Berlin", leadTime="10m")["windows"][0],
+                window(name="b", schedule="*/15 0-5 L feb,mar sun", timeZone="UTC")["windows"][0],
+                window(name="c", schedule="0 0 * * 5L,fri#2", timeZone="Etc/GMT+1")["windows"][0],
+            ]
+        },
+    ),
     ("exists", {"pods": expression(key="app", operator="Exists", values=[])}),
 )
 
@@ -213,6 +268,8 @@ def test_example_is_stored_byte_for_byte_and_defaults_are_filled(server: Cluster
     expected["content"]["inline"]["chatTemplateOptions"] = "{}"
     expected["lint"] = {"policy": "Warn"}
     expected["suspend"] = False
+    expected["priority"] = 0
+    expected["onIdle"] = "Keep"
     assert stored["spec"] == expected
 
 
@@ -223,7 +280,9 @@ def test_defaults_of_the_smallest_manifest(server: Cluster) -> None:
             systemInstructions="You are a bot.", toolDefinitions="[]", chatTemplateOptions="{}"
         ),
         "replicas": "All",
+        "priority": 0,
         "pinning": "Hard",
+        "onIdle": "Keep",
         "lint": {"policy": "Warn"},
         "suspend": False,
     }
@@ -236,8 +295,13 @@ def test_text_survives_byte_for_byte(server: Cluster) -> None:
 
 
 def test_client_side_apply_refuses_unknown_fields_too(server: Cluster) -> None:
-    with pytest.raises(ClusterError, match=r'unknown field "spec\.idleTTL"'):
-        server.kubectl("create", "-f", "-", input=json.dumps(manifest(idleTTL="600s")))
+    with pytest.raises(ClusterError, match=r'unknown field "spec\.idleTtl"'):
+        server.kubectl("create", "-f", "-", input=json.dumps(manifest(idleTtl="600s")))
+
+
+def test_the_zone_of_a_window_is_filled_in(server: Cluster) -> None:
+    stored = apply(server, manifest(**window()), "--dry-run=server")
+    assert stored["spec"]["windows"] == [window()["windows"][0] | {"timeZone": "UTC"}]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +310,9 @@ def test_client_side_apply_refuses_unknown_fields_too(server: Cluster) -> None:
         ("promptprefix", "A prompt prefix: the text that many requests begin with"),
         ("promptprefix.spec.content.inline", "Declared text in the resource itself"),
         ("promptprefix.spec.content.inline", "Appended to the system text after a blank line"),
-        ("promptprefix.spec.replicas", "a number or All"),
+        ("promptprefix.spec.replicas", "a number, a percentage (rounded up) or All"),
+        ("promptprefix.spec.windows.schedule", "a cron expression of five fields"),
+        ("promptprefix.status.nextTransitionTime", "begin or cease to hold the prefix next"),
         ("promptprefix.status.lint.tokensLost", "none of them can be reused"),
     ],
 )
@@ -268,6 +334,8 @@ STATUS = {
     "fingerprint": "pp1:sha256:00",
     "tokens": 1888,
     "warm": "2/2",
+    "activeWindow": "office",
+    "nextTransitionTime": "2026-01-01T18:30:00Z",
     "conditions": [
         {
             "type": "Ready",
@@ -289,10 +357,11 @@ def test_columns_and_status_subresource(server: Cluster) -> None:
     server.kubectl("patch", *name, "--subresource=status", "--type=merge", "-p", body)
 
     header, row = server.kubectl("get", "-n", "ml", "pp", "support-triage").splitlines()
-    assert header.split() == ["NAME", "READY", "WARM", "TOKENS", "AGE"]
-    assert row.split()[:4] == ["support-triage", "True", "2/2", "1888"]
+    assert header.split() == ["NAME", "READY", "WARM", "TOKENS", "WINDOW", "AGE"]
+    assert row.split()[:5] == ["support-triage", "True", "2/2", "1888", "office"]
     wide, row = server.kubectl("get", *name, "-o", "wide").splitlines()
-    assert wide.split() == ["NAME", "READY", "WARM", "TOKENS", "FINGERPRINT", "AGE"]
+    names = ["NAME", "READY", "WARM", "TOKENS", "WINDOW", "FINGERPRINT", "AGE"]
+    assert wide.split() == names
     assert "pp1:sha256:00" in row
     listed = server.kubectl("get", "-n", "ml", "promptprefix", "-o", "name")
     assert listed.split() == ["promptprefix.promptprefix.dev/support-triage"]
