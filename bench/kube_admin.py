@@ -86,11 +86,15 @@ class PrefixWatch:
         self.objects: dict[str, Json] = {}
         self.modified: Counter[str] = Counter()
         self.changed = asyncio.Event()
+        self.opened = asyncio.Event()
 
     async def run(self) -> None:
         """Watch until cancelled."""
         listed = (await self._admin.http.get(self._path)).raise_for_status().json()
+        for found in listed["items"]:
+            self.objects[found["metadata"]["name"]] = found
         version = listed["metadata"]["resourceVersion"]
+        self.opened.set()
         query = {"watch": "true", "resourceVersion": version}
         timeout = httpx.Timeout(30, read=None)
         async with self._admin.http.stream(

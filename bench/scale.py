@@ -233,6 +233,7 @@ async def standing(size: Size, server: Cluster, folder: Path) -> AsyncIterator[B
             report = {"size": vars(size), "all_connected_s": connected}
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(watch.run())
+                await watch.opened.wait()
                 yield Bench(size, admin, watch, running, found, report)
                 watching.cancel()
 
