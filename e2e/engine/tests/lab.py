@@ -168,6 +168,7 @@ class Lab:
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=sampled,
+            kv_connector_output=self.transfers(),
         )
         for batch in self.scheduler.update_from_output(output, result).values():
             self.stats = batch.scheduler_stats or self.stats
@@ -175,6 +176,10 @@ class Lab:
                 if item.finish_reason is not None:
                     self.finished.add(item.request_id)
                     self.answers[item.request_id] = item.kv_transfer_params
+
+    def transfers(self) -> Any:
+        """What the workers tell of a KV connector's transfers with a step's results."""
+        return None
 
     def check(self) -> None:
         """Every block is referenced by exactly those that use it: requests, pins, late frees."""
