@@ -1,0 +1,173 @@
+"""The loop and the clock: what windows and idle times do to the published sets, on time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from promptprefix.lint import lint_payload
+from promptprefix.placement import Planner
+from promptprefix.resource import OnIdle, Pinning, PromptPrefixStatus
+from promptprefix.wire import HARD_PINS, EngineState, Phase, Placement, PlacementState, SidecarState
+from promptprefix_operator.cluster import Cluster
+from promptprefix_operator.controller import Controller
+from promptprefix_operator.declarations import Declarations
+from promptprefix_operator.matches import Matches
+from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.publication import Publication
+from promptprefix_operator.salts import Salts
+from promptprefix_operator.sidecars import Sidecars
+
+EDGE = datetime(2026, 11, 29, 18, tzinfo=UTC)
+OFFICE = {"name": "office", "schedule": "0 8 * * *", "duration": "10h", "timeZone": "UTC"}
+
+
+class Bench:
+    """A controller with one pod and one resource, held until `EDGE` or longer."""
+
+    def __init__(self, now: Callable[[], datetime], **spec: Any) -> None:
+        self.now = now
+        self.wake = asyncio.Event()
+        self.cluster = Cluster(self.wake.set)
+        self.sidecars = Sidecars(time.monotonic, 45, self.wake.set)
+        self.publication = Publication(1)
+        planner = Planner()
+        self.controller = Controller(
+            cluster=self.cluster,
+            sidecars=self.sidecars,
+            declarations=Declarations(lint_payload, Salts()),
+            matches=Matches(now, time.monotonic, self.wake.set),
+            planner=lambda: planner,
+            publication=self.publication,
+            metrics=Metrics(),
+            now=now,
+            clock=time.monotonic,
+            wake=self.wake,
+            resync_seconds=600,
+            reconnect_seconds=0,
+        )
+        pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
+        self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
+        metadata = {"uid": "u", "namespace": "ml", "name": "a", "generation": 1}
+        declared = {
+            "model": "m",
+            "pods": {"selector": {"matchLabels": {"app": "v"}}},
+            "content": {"inline": {"systemInstructions": "x"}},
+            "onIdle": "Evict",
+        }
+        self.cluster.see_resource({"metadata": metadata, "spec": declared | spec})
+        self.report()
+
+    def report(self, **state: Any) -> None:
+        engine = EngineState(
+            healthy=True,
+            address="a",
+            port=1,
+            models=("m",),
+            block_size=16,
+            blocks_total=100,
+            capabilities=(HARD_PINS,),
+        )
+        known = [PlacementState(id=each.id, tokens=16, **state) for each in self.set if state]
+        told = SidecarState(engine=engine, placements=tuple(known))
+        self.sidecars.report("p", told, self.publication.set_of("p").revision)
+
+    @property
+    def set(self) -> tuple[Placement, ...]:
+        return self.publication.set_of("p").placements
+
+    @property
+    def status(self) -> PromptPrefixStatus:
+        found = self.controller.status("u")
+        assert found is not None
+        return found
+
+    def told(self) -> dict[str, tuple[str, str]]:
+        return {each.type: (each.status, each.reason) for each in self.status.conditions}
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self, time: datetime) -> None:
+        self.time = time
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+def test_the_life_of_a_window() -> None:
+    clock = Clock(EDGE - timedelta(hours=11))
+    bench = Bench(clock, windows=[OFFICE])
+    bench.controller.step()
+    assert bench.set == ()
+    assert bench.told()["Ready"] == ("True", "Released")
+    assert bench.status.nextTransitionTime == EDGE - timedelta(hours=10)
+
+    clock.time = EDGE - timedelta(hours=10)
+    bench.controller.step()
+    assert [each.release for each in bench.set] == [None]
+    assert bench.told()["Ready"] == ("False", "Warming")
+    bench.report(phase=Phase.WARM, pinned=Pinning.HARD, pinned_tokens=16)
+    bench.controller.step()
+    assert bench.told()["Ready"] == ("True", "Warm")
+    assert bench.told()["Active"] == ("True", "InWindow")
+    assert (bench.status.activeWindow, bench.status.nextTransitionTime) == ("office", EDGE)
+
+    clock.time = EDGE
+    bench.controller.step()
+    assert [each.release for each in bench.set] == [OnIdle.EVICT]
+    assert bench.told()["Ready"] == ("False", "Releasing")
+    bench.report(phase=Phase.RELEASED, released=OnIdle.EVICT)
+    bench.controller.step()
+    assert bench.told()["Ready"] == ("True", "Released")
+    assert bench.told()["Active"] == ("False", "OutsideWindows")
+    assert bench.told()["Warm"] == ("False", "Released")
+    assert (bench.status.activeWindow, bench.status.desiredPods) == ("", 0)
+
+
+def test_an_idle_prefix_is_held_again_at_its_next_match() -> None:
+    clock = Clock(EDGE)
+    bench = Bench(clock, idleTTL="10m")
+    bench.controller.step()
+    hit = EDGE.timestamp()
+    bench.report(phase=Phase.WARM, pinned=Pinning.HARD, pinned_tokens=16, last_hit=hit)
+    bench.controller.step()
+    assert bench.told()["Active"] == ("True", "InUse")
+
+    clock.time += timedelta(minutes=10)
+    bench.controller.step()
+    assert [each.release for each in bench.set] == [OnIdle.EVICT]
+    bench.report(phase=Phase.RELEASED, released=OnIdle.EVICT, last_hit=hit)
+    bench.controller.step()
+    assert bench.told()["Active"] == ("False", "Idle")
+    first = bench.status
+    clock.time += timedelta(hours=5)
+    bench.controller.step()
+    assert bench.status == first
+
+    bench.report(phase=Phase.RELEASED, released=OnIdle.EVICT, last_hit=clock.time.timestamp() - 1)
+    bench.controller.step()
+    assert [each.release for each in bench.set] == [None]
+    assert bench.told()["Active"] == ("True", "InUse")
+
+
+async def test_the_loop_wakes_at_the_window_s_end() -> None:
+    began = time.monotonic()
+    bench = Bench(
+        lambda: EDGE + timedelta(seconds=time.monotonic() - began - 0.4), windows=[OFFICE]
+    )
+    bench.controller.step()
+    assert [each.release for each in bench.set] == [None]
+    bench.report(phase=Phase.WARM, pinned=Pinning.HARD, pinned_tokens=16)
+    task = asyncio.create_task(bench.controller.run())
+    async with asyncio.timeout(10):
+        while [each.release for each in bench.set] == [None]:
+            await bench.publication.wait()
+    assert bench.now() >= EDGE
+    assert bench.now() < EDGE + timedelta(seconds=5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
