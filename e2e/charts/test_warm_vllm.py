@@ -163,6 +163,7 @@ def test_kv_events_go_to_a_socket_on_a_volume() -> None:
         "publisher": "zmq",
         "topic": "kv",
         "endpoint": "ipc:///run/kv-events/events",
+        "replay_endpoint": "ipc:///run/kv-events/events-replay",
     }
     assert {"name": "kv-events", "mountPath": "/run/kv-events"} in container["volumeMounts"]
     assert container["ports"] == engine()["ports"]

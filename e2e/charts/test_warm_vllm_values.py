@@ -317,6 +317,14 @@ def test_no_value_can_be_taken_away_but_those_that_say_so() -> None:
         ({"engine.image.tag": ""}, "engine.image: set a tag or a digest"),
         ({"engine.tensorParallelSize": 8}, "resources.limits gives a pod 1 nvidia.com/gpu"),
         ({"drain.preStopSeconds": 30}, "drain.terminationGracePeriodSeconds is 90, but"),
+        (
+            {"kvEvents.enabled": True, "kvEvents.replayEndpoint": "ipc:///run/other/replay"},
+            "kvEvents.replayEndpoint: put its socket into the folder",
+        ),
+        (
+            {"kvEvents.enabled": True, "containerSecurityContext.runAsUser": 0},
+            "kvEvents.endpoint: only root could open the socket",
+        ),
         ({"rollout.maxSurge": 0}, "rollout.maxSurge and rollout.maxUnavailable are both 0"),
         (
             {

@@ -35,6 +35,12 @@ CASES: dict[str, Values] = {
     "the defaults": {},
     "keys": KEYS,
     "KV events": EVENTS,
+    "KV events at a port": {"kvEvents": {"enabled": True, "endpoint": "tcp://*:5557"}},
+    "KV events of the container's user": {
+        **EVENTS,
+        "containerSecurityContext": {"runAsUser": 3000},
+    },
+    "KV events elsewhere": {"kvEvents": {"enabled": True, "endpoint": "tcp://10.0.0.1:5557"}},
     "a time zone": {"engine": {"timeZone": "Europe/Berlin"}},
     "another port": {"engine": {"port": 9000}},
     "another start": {
@@ -149,6 +155,36 @@ def test_engine_and_key_container_name_the_same_file() -> None:
         for each in (*keys, sidecar(spec), *spec["containers"])
     }
     assert files == {"/run/promptprefix/key/key"}
+
+
+def test_the_sidecar_reads_the_events_as_the_engines_user() -> None:
+    found = sidecar(pod(EVENTS))
+    variables = environment(found)
+    assert {name: value for name, value in variables.items() if "KV_EVENTS" in name} == {
+        "PROMPTPREFIX_KV_EVENTS_ENDPOINT": "ipc:///run/kv-events/events",
+        "PROMPTPREFIX_KV_EVENTS_REPLAY_ENDPOINT": "ipc:///run/kv-events/events-replay",
+        "PROMPTPREFIX_KV_EVENTS_TOPIC": "kv",
+    }
+    mount = {"name": "kv-events", "mountPath": "/run/kv-events", "readOnly": True}
+    assert mount in found["volumeMounts"]
+    assert found["securityContext"]["runAsUser"] == pod(EVENTS)["securityContext"]["runAsUser"]
+    assert sidecar(pod())["securityContext"]["runAsUser"] == 65532
+
+
+def test_events_at_a_port_are_dialled_on_loopback_by_the_sidecars_own_user() -> None:
+    ports = {"endpoint": "tcp://*:5557", "replayEndpoint": "tcp://*:5558", "topic": ""}
+    found = sidecar(pod({"kvEvents": {"enabled": True, **ports}}))
+    variables = environment(found)
+    assert {name: value for name, value in variables.items() if "KV_EVENTS" in name} == {
+        "PROMPTPREFIX_KV_EVENTS_ENDPOINT": "tcp://127.0.0.1:5557",
+        "PROMPTPREFIX_KV_EVENTS_REPLAY_ENDPOINT": "tcp://127.0.0.1:5558",
+    }
+    assert found["securityContext"]["runAsUser"] == 65532
+
+
+def test_events_that_are_sent_elsewhere_are_not_read() -> None:
+    found = sidecar(pod({"kvEvents": {"enabled": True, "endpoint": "tcp://10.0.0.1:5557"}}))
+    assert not any("KV_EVENTS" in name for name in environment(found))
 
 
 def sidecar(spec: Object) -> Object:

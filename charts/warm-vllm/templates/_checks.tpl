@@ -30,6 +30,16 @@
 {{- if not (or .Values.engine.image.tag .Values.engine.image.digest) }}
   {{- fail "engine.image: set a tag or a digest" }}
 {{- end }}
+{{- if .Values.kvEvents.enabled }}
+  {{- $folder := include "warm-vllm.engine.kvEventsFolder" . }}
+  {{- $replay := include "warm-vllm.engine.kvEventsReplay" . }}
+  {{- if and (hasPrefix "ipc://" $replay) (ne (trimPrefix "ipc://" $replay | dir) $folder) }}
+    {{- fail "kvEvents.replayEndpoint: put its socket into the folder of kvEvents.endpoint's" }}
+  {{- end }}
+  {{- if and $folder (include "warm-vllm.explicit" .) (eq (include "warm-vllm.engine.user" .) "0") }}
+    {{- fail "kvEvents.endpoint: only root could open the socket of an engine that runs as root; set podSecurityContext.runAsUser to another user" }}
+  {{- end }}
+{{- end }}
 {{- $gpus := get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
 {{- if $gpus }}
   {{- if lt (int $gpus) (int .Values.engine.tensorParallelSize) }}

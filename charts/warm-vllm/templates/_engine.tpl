@@ -40,17 +40,35 @@
 
 {{- define "warm-vllm.engine.kvEvents" -}}
 {{- $events := dict "enable_kv_cache_events" true "publisher" "zmq" "topic" .Values.kvEvents.topic "endpoint" .Values.kvEvents.endpoint }}
-{{- with .Values.kvEvents.replayEndpoint }}
+{{- with include "warm-vllm.engine.kvEventsReplay" . }}
 {{- $_ := set $events "replay_endpoint" . }}
 {{- end }}
 {{- toJson $events }}
 {{- end }}
 
-{{/* Folder of the ipc socket; empty for other endpoints. */}}
-{{- define "warm-vllm.engine.kvEventsFolder" -}}
-{{- if and .Values.kvEvents.enabled (hasPrefix "ipc://" .Values.kvEvents.endpoint) }}
-{{- trimPrefix "ipc://" .Values.kvEvents.endpoint | dir }}
+{{/* Where lost events come from: as given, else a socket beside the other one. */}}
+{{- define "warm-vllm.engine.kvEventsReplay" -}}
+{{- if or .Values.kvEvents.replayEndpoint (not (hasPrefix "ipc://" .Values.kvEvents.endpoint)) }}
+{{- .Values.kvEvents.replayEndpoint }}
+{{- else }}
+{{- printf "%s-replay" .Values.kvEvents.endpoint }}
 {{- end }}
+{{- end }}
+
+{{/* Folder of the ipc sockets; empty for other endpoints. */}}
+{{- define "warm-vllm.engine.kvEventsFolder" -}}
+{{- if .Values.kvEvents.enabled }}
+{{- $folders := list }}
+{{- range list .Values.kvEvents.endpoint (include "warm-vllm.engine.kvEventsReplay" .) }}
+  {{- if hasPrefix "ipc://" . }}{{ $folders = append $folders (trimPrefix "ipc://" . | dir) }}{{ end }}
+{{- end }}
+{{- $folders | first | default "" }}
+{{- end }}
+{{- end }}
+
+{{/* Where the sidecar reaches what the engine binds at the given endpoint; empty if nowhere. */}}
+{{- define "warm-vllm.engine.kvEventsDialled" -}}
+{{- if hasPrefix "ipc://" . }}{{ . }}{{ else if hasPrefix "tcp://*:" . }}{{ replace "*" "127.0.0.1" . }}{{ end }}
 {{- end }}
 
 {{/*

@@ -7,9 +7,27 @@
 {{- include "warm-vllm.image" (list .Values.warming.sidecar.image .Chart.AppVersion) }}
 {{- end }}
 
+{{/* The engine's user; empty where the pod doesn't say it. */}}
+{{- define "warm-vllm.engine.user" -}}
+{{- $user := dig "runAsUser" nil .Values.podSecurityContext }}
+{{- $user = dig "runAsUser" $user .Values.containerSecurityContext }}
+{{- if not (kindIs "invalid" $user) }}{{ int64 $user }}{{ end }}
+{{- end }}
+
 {{- define "warm-vllm.warming.securityContext" -}}
+{{- include "warm-vllm.warming.securityContextOf" .Values.warming.sidecar.runAsUser }}
+{{- end }}
+
+{{/* Only the engine's own user may open the socket of its KV events. */}}
+{{- define "warm-vllm.warming.sidecarSecurityContext" -}}
+{{- $user := "" }}
+{{- if include "warm-vllm.engine.kvEventsFolder" . }}{{ $user = include "warm-vllm.engine.user" . }}{{ end }}
+{{- include "warm-vllm.warming.securityContextOf" ($user | default .Values.warming.sidecar.runAsUser) }}
+{{- end }}
+
+{{- define "warm-vllm.warming.securityContextOf" -}}
 runAsNonRoot: true
-{{- with .Values.warming.sidecar.runAsUser }}
+{{- with . }}
 runAsUser: {{ int64 . }}
 runAsGroup: {{ int64 . }}
 {{- end }}
@@ -55,12 +73,15 @@ seccompProfile: {type: RuntimeDefault}
   resources:
     {{- toYaml $sidecar.resources | nindent 4 }}
   securityContext:
-    {{- include "warm-vllm.warming.securityContext" . | nindent 4 }}
+    {{- include "warm-vllm.warming.sidecarSecurityContext" . | nindent 4 }}
   volumeMounts:
     - {name: promptprefix-key, mountPath: /run/promptprefix/key, readOnly: true}
     - {name: promptprefix-ca, mountPath: /run/promptprefix/ca, readOnly: true}
     - {name: promptprefix-token, mountPath: /run/promptprefix/token, readOnly: true}
     - {name: promptprefix-tmp, mountPath: /tmp}
+    {{- with include "warm-vllm.engine.kvEventsFolder" . }}
+    - {name: kv-events, mountPath: {{ . | quote }}, readOnly: true}
+    {{- end }}
 {{- end }}
 
 {{- define "warm-vllm.warming.env" -}}
@@ -87,6 +108,17 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- with .Values.engine.timeZone }}
 - {name: TZ, value: {{ . | quote }}}
+{{- end }}
+{{- if .Values.kvEvents.enabled }}
+{{- with include "warm-vllm.engine.kvEventsDialled" .Values.kvEvents.endpoint }}
+- {name: PROMPTPREFIX_KV_EVENTS_ENDPOINT, value: {{ . | quote }}}
+{{- with include "warm-vllm.engine.kvEventsDialled" (include "warm-vllm.engine.kvEventsReplay" $) }}
+- {name: PROMPTPREFIX_KV_EVENTS_REPLAY_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- with $.Values.kvEvents.topic }}
+- {name: PROMPTPREFIX_KV_EVENTS_TOPIC, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
