@@ -129,27 +129,50 @@ class Declarations:
         namespaces pods may hold others, so that only the oldest are forgotten. ``needed`` returns
         those of a resource's versions, by its uid, that are the only warm one of some pod.
         """
-        patient = replace(self._retention, idle=self._retention.max_age)
-        for uid in self._known.keys() - resources.keys():
+        gone = self._known.keys() - resources.keys()
+        for uid in gone:
             del self._known[uid]
-        ids: set[str] = set()
-        payloads: dict[str, Payload] = {}
+        patient = replace(self._retention, idle=self._retention.max_age)
+        forgotten = bool(gone)
         for uid, known in self._known.items():
+            if not known.history.earlier and len(known.payloads) <= 1:
+                continue
             waits = resources[uid].namespace in awaited
             retention = patient if waits else self._retention
             known.history = known.history.prune(placed, now, retention, partial(needed, uid))
-            kept = {version.id for version in known.history.versions}
-            for id_ in known.payloads.keys() - kept:
+            for id_ in known.payloads.keys() - {each.id for each in known.history.versions}:
                 del known.payloads[id_]
-            payloads |= {payload.digest: payload for payload in known.payloads.values()}
-            ids |= kept
-        self._payloads = payloads
-        self._salts.retain(ids)
+                forgotten = True
+        if forgotten:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop the texts and salts that are no version's any longer."""
+        every = self._known.values()
+        texts = (payload for known in every for payload in known.payloads.values())
+        self._payloads = {payload.digest: payload for payload in texts}
+        self._salts.retain({each.id for known in every for each in known.history.versions})
 
     def _prefix(self, resource: Resource, cluster: Cluster, now: datetime) -> Prefix:
         known = self._known.get(resource.uid)
         if known is None:
             known = self._known[resource.uid] = _remembered(resource, now)
+        readings = _readings(resource, cluster)
+        same = known.made is not None and all(
+            map(operator.is_, known.made[0], (resource, *readings))
+        )
+        if not same or known.history.pending is not None:
+            self._follow(resource, known, cluster, now)
+        known.history = known.history.matched(self._matched(resource.uid, now))
+        made = (resource, *readings, known.history)
+        if known.made is not None and all(map(operator.is_, known.made[0], made)):
+            return known.made[1]
+        prefix = self._made(resource, known, self._text(resource, known, cluster))
+        known.made = (made, prefix)
+        return prefix
+
+    def _follow(self, resource: Resource, known: _Known, cluster: Cluster, now: datetime) -> None:
+        """Take in the text that a resource declares at ``now``."""
         text = self._text(resource, known, cluster)
         if text.version is not None and text.payload is not None:
             self._declare(known, text.version, text.payload, text.salt, now)
@@ -157,13 +180,6 @@ class Declarations:
             known.history = known.history.withdraw()
         if known.history.pending is None:
             known.generation = resource.generation
-        known.history = known.history.matched(self._matched(resource.uid, now))
-        made = (resource, *_readings(resource, cluster), known.history)
-        if known.made is not None and all(map(operator.is_, known.made[0], made)):
-            return known.made[1]
-        prefix = self._made(resource, known, text)
-        known.made = (made, prefix)
-        return prefix
 
     def _declare(
         self, known: _Known, version: Version, payload: Payload, salt: str, now: datetime

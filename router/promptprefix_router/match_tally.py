@@ -32,8 +32,10 @@ class MatchTally:
         """Count for these versions from now on, and forget the others."""
         self._counts = {id_: self._counts.get(id_) or _Count() for id_ in ids}
 
-    def note(self, ids: Iterable[str]) -> None:
+    def note(self, ids: Collection[str]) -> None:
         """Count a request that matched these versions."""
+        if not ids:
+            return
         now = self._wall()
         for id_ in ids:
             count = self._counts.get(id_)
