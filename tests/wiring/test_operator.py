@@ -5,235 +5,41 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
-from kmock import Server
-from kubernetes.aio.client.configuration import Configuration
 
-from promptprefix.resource import API_VERSION, KIND, Pinning
-from promptprefix.wire import (
-    EngineState,
-    Phase,
-    PlacementState,
-    Revision,
-    SidecarState,
-    SyncRequest,
-    SyncResponse,
-)
-from promptprefix_operator.leadership import Times
+from promptprefix.annotations import UNPIN, WARM_NOW
+from promptprefix.wire import Phase, RouteTable
 from promptprefix_operator.service import Operator
-from promptprefix_operator.settings import Settings
 
 from .fake_kubernetes import ApiServer
+from .operator_harness import (
+    NEW_TEXT,
+    OBJECT,
+    PREFIXES,
+    SECRET_TEXT,
+    Client,
+    FakeSidecar,
+    api_server,
+    condition_of,
+    exists,
+    polling,
+    resource,
+    running,
+    send,
+    until,
+)
 
-SECRET_TEXT = "You are the keeper of a text that must not leak."
-NEW_TEXT = "You are another keeper of another text that must not leak."
-MODEL = "m"
-PREFIXES = "promptprefix.dev/v1alpha1/promptprefixes"
-LEASES = "coordination.k8s.io/v1/leases"
-OBJECT = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
 PASSES = "promptprefix_operator_plan_seconds_count"
 
 
 @pytest.fixture
 async def api() -> AsyncIterator[ApiServer]:
-    async with ApiServer() as server, Server(server):
-        for name, kind in (("pods", "Pod"), ("configmaps", "ConfigMap"), ("events", "Event")):
-            server.resources[f"v1/{name}"] = {
-                "kind": kind,
-                "namespaced": True,
-                "verbs": ["list", "watch", "patch", "create", "get"],
-            }
-        # kopf asks for the existence of these two kinds, never for an object.
-        server.resources["v1/namespaces"] = {"kind": "Namespace", "namespaced": False}
-        server.resources["apiextensions.k8s.io/v1/customresourcedefinitions"] = {
-            "kind": "CustomResourceDefinition",
-            "namespaced": False,
-        }
-        server.resources[PREFIXES] = {
-            "kind": KIND,
-            "namespaced": True,
-            "verbs": ["list", "watch", "patch", "get"],
-            "subresources": ["status"],
-        }
-        server.resources[LEASES] = {"kind": "Lease", "namespaced": True, "verbs": ["create"]}
-        server.objects["v1/secrets", "system", "promptprefix-operator-tls"] = {
-            "metadata": {"name": "promptprefix-operator-tls", "namespace": "system", "uid": "tls"}
-        }
-        for namespace in ("ml", "system"):
-            server.objects["v1/configmaps", namespace, "promptprefix-ca"] = {
-                "metadata": {"name": "promptprefix-ca", "namespace": namespace, "uid": namespace}
-            }
-        server.objects["v1/pods", "ml", "vllm-0"] = pod("vllm-0")
+    async with api_server() as server:
         yield server
-
-
-def pod(name: str) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{name}", "labels": {"app": "v"}},
-        "status": {"podIP": "10.0.0.7", "phase": "Running"},
-    }
-
-
-def resource(text: str = SECRET_TEXT, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": "triage", "namespace": "ml", "uid": "11-22", "generation": 1},
-        "spec": {
-            "model": MODEL,
-            "pods": {"selector": {"matchLabels": {"app": "v"}}},
-            "content": {"inline": {"systemInstructions": text}},
-            "lint": {"policy": "Off"},
-        }
-        | spec,
-    }
-
-
-@asynccontextmanager
-async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
-    settings = Settings(
-        namespaces=("ml",),
-        own_namespace="system",
-        serving_names=("127.0.0.1",),
-        listen_host="127.0.0.1",
-        listen_port=0,
-        metrics_host="127.0.0.1",
-        metrics_port=0,
-        router_service_accounts=("system/router",),
-        resync_seconds=1.0,
-    ).model_copy(update=changed)
-    operator = Operator(
-        settings, Configuration(host=str(api.url).rstrip("/")), times=Times(lease=3, retry=0.05)
-    )
-    task = asyncio.create_task(operator.run())
-    ready = asyncio.create_task(operator.ready.wait())
-    await asyncio.wait({task, ready}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        assert operator.ready.is_set()
-        yield operator
-    finally:
-        operator.stop.set()
-        ready.cancel()
-        await asyncio.wait_for(task, 10)
-
-
-class Client:
-    """A client of the control API that trusts the published CA."""
-
-    def __init__(self, api: ApiServer, operator: Operator, token: str) -> None:
-        secret = api.objects["v1/secrets", "system", "promptprefix-operator-tls"]
-        authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
-        self._context = ssl.create_default_context(cadata=authority)
-        self._url = f"https://127.0.0.1:{operator.ports.control}"
-        self._headers = {"Authorization": f"Bearer {token}"}
-
-    async def ask(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.request(method, self._url + path, data=body, ssl=self._context) as response,
-        ):
-            return response.status, await response.text()
-
-
-class FakeSidecar:
-    """Reports whatever it is told to hold as warm, one question after another."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self.applied: Revision | None = None
-        self.held: dict[str, PlacementState] = {}
-        self.texts: dict[str, str] = {}
-        self.wanted: set[str] = set()
-        self.stubborn = False
-        self._changed = asyncio.Event()
-
-    def release(self) -> None:
-        """Let go of what is no longer wanted."""
-        self.stubborn = False
-        self.held = {id_: state for id_, state in self.held.items() if id_ in self.wanted}
-        self._changed.set()
-
-    async def run(self) -> None:
-        while True:
-            self._changed.clear()
-            asking = asyncio.create_task(
-                self._client.ask("POST", "/v1/sidecar/sync", self.question().model_dump_json())
-            )
-            changed = asyncio.create_task(self._changed.wait())
-            await asyncio.wait({asking, changed}, return_when=asyncio.FIRST_COMPLETED)
-            changed.cancel()
-            if not asking.done():
-                asking.cancel()
-                continue
-            status, text = asking.result()
-            if status == 204:
-                continue
-            assert status == 200, text
-            answer = SyncResponse.model_validate_json(text)
-            self.wanted = {each.id for each in answer.placements}
-            held = dict(self.held) if self.stubborn else {}
-            for each in answer.placements:
-                if each.content_digest not in self.texts:
-                    code, payload = await self._client.ask(
-                        "GET", f"/v1/content/{each.content_digest}"
-                    )
-                    assert code == 200, payload
-                    self.texts[each.content_digest] = json.loads(payload)["systemInstructions"]
-                held[each.id] = PlacementState(
-                    id=each.id,
-                    phase=Phase.WARM,
-                    token_digest=each.content_digest,
-                    tokens=320,
-                    pinned_tokens=320,
-                    pinned=Pinning.HARD,
-                )
-            self.held, self.applied = held, answer.revision
-
-    def question(self) -> SyncRequest:
-        engine = EngineState(
-            healthy=True, address="203.0.113.9", port=8000, models=(MODEL,), block_size=32
-        )
-        state = SidecarState(engine=engine, placements=tuple(self.held.values()))
-        return SyncRequest(revision=self.applied, state=state)
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the mock has no event for it
-            await asyncio.sleep(0.01)
-
-
-def condition_of(api: ApiServer, kind: str, name: str = "triage") -> tuple[str, str]:
-    found = api.objects[PREFIXES, "ml", name].get("status", {}).get("conditions", [])
-    return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))
-
-
-def exists(api: ApiServer) -> bool:
-    return not api.objects[PREFIXES, "ml", "triage"].deleted
-
-
-async def send(api: ApiServer, method: str, path: str, body: Any = None) -> None:
-    url = str(api.url).rstrip("/") + path
-    async with aiohttp.ClientSession() as session, session.request(method, url, json=body) as found:
-        assert found.status < 300, await found.text()
-
-
-@asynccontextmanager
-async def polling(api: ApiServer, operator: Operator) -> AsyncIterator[FakeSidecar]:
-    sidecar = FakeSidecar(Client(api, operator, "ml/vllm/vllm-0"))
-    task = asyncio.create_task(sidecar.run())
-    try:
-        yield sidecar
-        assert not task.done()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_life_of_a_prefix_and_nothing_is_written_but_its_status(
@@ -327,6 +133,57 @@ async def test_a_text_may_come_late_and_be_wrong(api: ApiServer) -> None:
         }
         await send(api, "POST", "/api/v1/namespaces/ml/configmaps", config_map)
         await until(lambda: condition_of(api, "Stalled") == ("True", "InvalidTools"))
+
+
+async def test_windows_and_orders_of_people_on_call(api: ApiServer) -> None:
+    closed = datetime.now(UTC) + timedelta(days=100)
+    schedule = f"{closed.minute} {closed.hour} {closed.day} {closed.month} *"
+    windows = [{"name": "yearly", "schedule": schedule, "duration": "1h"}]
+    async with running(api) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource(windows=windows))
+        await until(lambda: condition_of(api, "Ready") == ("True", "Released"))
+        assert condition_of(api, "Active") == ("False", "OutsideWindows")
+        assert sidecar.held == {}
+        for annotation, value, active in (
+            (WARM_NOW, "true", ("True", "WarmNow")),
+            (UNPIN, "true", ("False", "Unpinned")),
+            (UNPIN, "soon", ("True", "WarmNow")),
+            (WARM_NOW, None, ("False", "OutsideWindows")),
+        ):
+            order = {"metadata": {"annotations": {annotation: value}}}
+            await send(api, "PATCH", f"{OBJECT}/triage", order)
+            await until(lambda active=active: condition_of(api, "Active") == active)
+            phase = Phase.WARM if active[0] == "True" else Phase.RELEASED
+            await until(lambda phase=phase: {e.phase for e in sidecar.held.values()} == {phase})
+        await until(lambda: "InvalidAnnotation" in told(api))
+
+
+def told(api: ApiServer) -> list[str]:
+    events = (each.data for each in api if each.resource and each.resource.plural == "events")
+    return [event["reason"] for event in events]
+
+
+async def test_a_cache_salt_reaches_who_holds_the_prefix_and_the_router(
+    api: ApiServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    salt = "a-salt-that-must-not-leak"
+    api.objects["v1/secrets", "ml", "tenant"] = {
+        "metadata": {"name": "tenant", "namespace": "ml", "uid": "s", "resourceVersion": "1"},
+        "data": {"salt": base64.b64encode(salt.encode()).decode()},
+    }
+    async with running(api) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource(cacheSaltRef={"name": "tenant"}))
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        assert list(sidecar.salts.values()) == [salt]
+        status, text = await Client(api, operator, "system/router").ask("GET", "/v1/routes")
+        assert status == 200
+        [route] = RouteTable.model_validate_json(text).prefixes
+        assert (route.salt, route.id) == (salt, next(iter(sidecar.salts)))
+        other = Client(api, operator, "ml/vllm/another")
+        status, text = await other.ask("GET", f"/v1/salts/{route.id}")
+        assert (status, salt in text) == (403, False)
+    written = [each.text for each in api if each.method.value.upper() in ("PATCH", "POST")]
+    assert "must-not-leak" not in "".join(written) + caplog.text
 
 
 async def test_one_bad_resource_does_not_block_another(api: ApiServer) -> None:
