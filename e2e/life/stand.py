@@ -127,6 +127,7 @@ class Life:
     folder: Path
     pods: list[Pod] = field(default_factory=list)
     running: Operator | None = None
+    _lines: list[Json] = field(default_factory=list)
     _operator: AsyncExitStack = field(default_factory=AsyncExitStack)
     _engines: AsyncExitStack = field(default_factory=AsyncExitStack)
     control_port: int = field(default_factory=free_port)
@@ -149,9 +150,15 @@ class Life:
         self.ca_file.write_text(authority)
         return self.running
 
+    @property
+    def lines(self) -> list[Json]:
+        """Logs of the operator that runs, and of those before it."""
+        return self._lines + (self.running.lines if self.running is not None else [])
+
     async def stop_operator(self) -> None:
         """End it; it must end well."""
         await self._operator.aclose()
+        self._lines = self.lines
         self.running = None
 
     async def add_pod(self, name: str, labels: Mapping[str, str] | None = None) -> Pod:
@@ -271,6 +278,7 @@ async def life(server: Cluster, folder: Path) -> AsyncIterator[Life]:
         finally:
             for pod in stand.pods:
                 print(f"--- sidecar of {pod.name}\n{pod.log()[-4000:]}")
+            print("--- operator", *map(json.dumps, stand.lines[-40:]), sep="\n")
 
 
 def instant(text: str) -> float:

@@ -120,7 +120,9 @@ class StatusWriter:
                 "namespace": resource.namespace,
                 "uid": resource.uid,  # never the status of a namesake that came after it
             },
-            "status": status.model_dump(mode="json"),
+            "status": status.model_dump(
+                mode="json", exclude_none=True
+            ),  # null is no value of a field
         }
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         answer = await self._api.patch(path, body, "application/apply-patch+yaml", query)
