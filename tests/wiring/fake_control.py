@@ -26,6 +26,7 @@ class FakeControl:
         self.placements: tuple[Placement, ...] = ()
         self.payloads: dict[str, Payload] = {}
         self.salts: dict[str, str] = {}
+        self.salt_error: ControlError | None = None
         self.asked: list[str] = []
         self.number = 0
         self.error: ControlError | None = None
@@ -122,8 +123,9 @@ class FakeControl:
             )
 
     async def salt(self, placement_id: str) -> str:
-        if self.error is not None:
-            raise self.error
+        error = self.salt_error or self.error
+        if error is not None:
+            raise error
         return self.salts[placement_id]
 
     async def content(self, digest: str) -> Payload:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from promptprefix_vllm.adapters import Adapter
+from promptprefix_vllm.cache import PrefixCache
 from promptprefix_vllm.connectors import Transfer
 from promptprefix_vllm.desk import PinDesk
 from promptprefix_vllm.pins import PinTable
@@ -108,6 +109,7 @@ class FakeEngine:
     up: bool = True
     paused: bool = False
     refusal: str = ""
+    running: int = 0
     waiting: int = 0
     models: tuple[str, ...] = (MODEL,)
     adapters: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -127,11 +129,12 @@ class FakeEngine:
 
     def _start(self) -> None:
         self.pool = FakePool(self.blocks)
-        self.table = PinTable(self.pool, BLOCK_SIZE, self.budget)
+        self.table = PinTable(PrefixCache(self.pool, BLOCK_SIZE), BLOCK_SIZE, self.budget)
         transfer = Transfer(offload_tier=self.tier)
         self.desk = PinDesk(self.table, self.key, epoch=f"epoch-{self.boot}", transfer=transfer)
         self.stored: set[bytes] = set()
         self.by_source = {"device": 0, "host": 0}
+        self.computed: list[int] = []
 
     def restart(self, *, plugin: bool | None = None) -> None:
         self.boot += 1
@@ -155,6 +158,12 @@ class FakeEngine:
         hashes = block_hashes(ids, salt)
         self.table.record_request(hashes, cached, time.monotonic())
         return cached
+
+    def adapter_named(self, name: str) -> Adapter | None:
+        if name not in self.adapters:
+            return None
+        path, number = self.adapters[name]
+        return Adapter(name=name, number=number, path=path)
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -216,6 +225,7 @@ class FakeEngine:
         self.pool.free_blocks(reversed(held))
         self.queries += len(ids)
         self.hits += cached
+        self.computed.append(len(ids) - cached)
         return cached
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
@@ -251,6 +261,7 @@ class FakeEngine:
             f"process_start_time_seconds {1000 + self.boot}\n"
             f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",num_gpu_blocks="{self.blocks}",'
             f'enable_prefix_caching="{self.prefix_caching}"}} 1\n'
+            f'vllm:num_requests_running{{engine="0"}} {self.running}\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self.waiting}\n'
             f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} '
             f"{float(self.awake.is_set())}\n"
@@ -278,11 +289,8 @@ class FakeEngine:
     async def _complete(self, body: dict[str, Any]) -> httpx.Response:
         if body["model"] not in (*self.models, *self.adapters):
             return httpx.Response(404)
-        adapter: Adapter | None = None
-        if body["model"] in self.adapters:
-            path, number = self.adapters[body["model"]]
-            adapter = Adapter(name=body["model"], number=number, path=path)
-            self.desk.see_adapter(adapter)
+        adapter = self.adapter_named(body["model"])
+        self.desk.see_adapter(adapter)
         ids: list[int] = body["prompt"]
         command = (body.get("vllm_xargs") or {}).get("promptprefix")
         request_id = str(len(self.requests))
