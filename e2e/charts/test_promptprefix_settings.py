@@ -124,10 +124,11 @@ def test_namespaces_are_limited_as_the_values_say(monkeypatch: pytest.MonkeyPatc
 def test_injected_containers_run_as_the_values_say(
     value: int | None, user: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar = {"runAsUser": value, "readyTimeoutSeconds": 900}
+    sidecar = {"runAsUser": value, "readyTimeoutSeconds": 900, "warmChunkTokens": 512}
     given = variables("promptprefix-operator", "operator", {"webhook": {"sidecar": sidecar}})
     injection = read(Settings, given, monkeypatch).injection
     assert (injection.run_as_user, injection.ready_timeout_s) == (user, 900)
+    assert injection.warm_chunk_tokens == 512
 
 
 def test_without_the_webhook_the_operator_opens_no_port_for_it(

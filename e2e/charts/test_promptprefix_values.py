@@ -189,6 +189,7 @@ REFUSED: list[tuple[str, object]] = [
     ("webhook/sidecar/resources", {"claims": []}),
     ("webhook/sidecar/runAsUser", 0),
     ("webhook/sidecar/readyTimeoutSeconds", 0),
+    ("webhook/sidecar/warmChunkTokens", 0),
     ("router/tenant", "ML_1"),
     ("router/additionalTenants/0", ["a" * 44]),
     ("router/replicas", 0),

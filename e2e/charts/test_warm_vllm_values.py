@@ -56,6 +56,8 @@ CHANGES: dict[str, Any] = {
     "warming.sidecar.readySettleSeconds": 5,
     "warming.sidecar.holdSeconds": 0,
     "warming.sidecar.warmTimeoutSeconds": 60,
+    "warming.sidecar.warmChunkTokens": 512,
+    "warming.sidecar.softWaitSeconds": 5,
     "warming.sidecar.reportIntervalSeconds": 5,
     "warming.sidecar.probeIntervalSeconds": 1,
     "warming.sidecar.touchIntervalSeconds": 60,

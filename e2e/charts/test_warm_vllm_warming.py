@@ -81,9 +81,10 @@ def test_the_webhook_has_the_same_settings(
     user: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labelled = deployment({"warming": {"mode": "webhook"}})["spec"]["template"]
-    options = replace(OPTIONS, run_as_user=user, ready_timeout_s=900)
+    options = replace(OPTIONS, run_as_user=user, ready_timeout_s=900, warm_chunk_tokens=64)
     injected = patched(labelled, inject(labelled, "ml", options).operations)["spec"]
-    written = pod({"warming": {"sidecar": {"runAsUser": user, "readyTimeoutSeconds": 900}}})
+    given = {"runAsUser": user, "readyTimeoutSeconds": 900, "warmChunkTokens": 64}
+    written = pod({"warming": {"sidecar": given}})
     assert sidecar_settings(injected, monkeypatch) == sidecar_settings(written, monkeypatch)
     assert comparable(injected) == comparable(written)
     assert {each["securityContext"].get("runAsUser") for each in written["initContainers"]} == {
@@ -118,6 +119,8 @@ def test_values_become_the_sidecars_settings(monkeypatch: pytest.MonkeyPatch) ->
         "readySettleSeconds": 0,
         "holdSeconds": 0,
         "warmTimeoutSeconds": 30.5,
+        "warmChunkTokens": 1_048_576,
+        "softWaitSeconds": 0.5,
         "reportIntervalSeconds": 5,
         "probeIntervalSeconds": 0.5,
         "touchIntervalSeconds": 60,
@@ -129,7 +132,8 @@ def test_values_become_the_sidecars_settings(monkeypatch: pytest.MonkeyPatch) ->
     settings = sidecar_settings(spec, monkeypatch)
     assert [
         *(settings.lease_s, settings.ready_timeout_s, settings.ready_settle_s, settings.hold_s),
-        *(settings.warm_timeout_s, settings.report_interval_s, settings.probe_interval_s),
+        *(settings.warm_timeout_s, settings.warm_chunk_tokens, settings.soft_wait_s),
+        *(settings.report_interval_s, settings.probe_interval_s),
         *(settings.touch_interval_s, settings.digest_check_interval_s, settings.log_level),
         settings.listen_host,
     ] == list(given.values())

@@ -98,6 +98,8 @@ seccompProfile: {type: RuntimeDefault}
 - {name: PROMPTPREFIX_READY_SETTLE_S, value: {{ $sidecar.readySettleSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_HOLD_S, value: {{ $sidecar.holdSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_WARM_TIMEOUT_S, value: {{ $sidecar.warmTimeoutSeconds | toString | quote }}}
+- {name: PROMPTPREFIX_WARM_CHUNK_TOKENS, value: {{ $sidecar.warmChunkTokens | int | quote }}}
+- {name: PROMPTPREFIX_SOFT_WAIT_S, value: {{ $sidecar.softWaitSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_REPORT_INTERVAL_S, value: {{ $sidecar.reportIntervalSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_PROBE_INTERVAL_S, value: {{ $sidecar.probeIntervalSeconds | toString | quote }}}
 - {name: PROMPTPREFIX_TOUCH_INTERVAL_S, value: {{ $sidecar.touchIntervalSeconds | toString | quote }}}

@@ -175,6 +175,7 @@ def _sidecar(
             {"name": POD_IP_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PROMPTPREFIX_ENGINE_URL", "value": engine_url},
             {"name": "PROMPTPREFIX_READY_TIMEOUT_S", "value": f"{options.ready_timeout_s:.15g}"},
+            {"name": "PROMPTPREFIX_WARM_CHUNK_TOKENS", "value": str(options.warm_chunk_tokens)},
             *variables,
         ],
         "ports": [{"name": "warming", "containerPort": PORT, "protocol": "TCP"}],

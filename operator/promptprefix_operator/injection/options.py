@@ -23,6 +23,7 @@ class InjectionOptions:
     resources: of each of our containers, as in a manifest.
     run_as_user: their user and group; None leaves them to the cluster (restricted-v2 of OpenShift).
     ready_timeout_s: a pod is Ready after this long, warm or not.
+    warm_chunk_tokens: what one request of a warm-up computes at most.
     """
 
     sidecar_image: str
@@ -33,3 +34,4 @@ class InjectionOptions:
     resources: dict[str, Any] = field(default_factory=default_resources)
     run_as_user: int | None = 65532
     ready_timeout_s: float = 600.0
+    warm_chunk_tokens: int = 2_048

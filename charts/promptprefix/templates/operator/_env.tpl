@@ -46,6 +46,8 @@
   value: {{ with .Values.webhook.sidecar.runAsUser }}{{ int64 . | quote }}{{ else }}""{{ end }}
 - name: PROMPTPREFIX_SIDECAR_READY_TIMEOUT_S
   value: {{ .Values.webhook.sidecar.readyTimeoutSeconds | quote }}
+- name: PROMPTPREFIX_SIDECAR_WARM_CHUNK_TOKENS
+  value: {{ .Values.webhook.sidecar.warmChunkTokens | int64 | quote }}
 {{- if include "promptprefix.certManager" . }}
 - name: PROMPTPREFIX_WEBHOOK_CERT_FILE
   value: /run/promptprefix/webhook/tls.crt
