@@ -75,7 +75,8 @@ async def test_windows_hold_a_prefix_and_orders_overrule_them(
     server: Cluster, tmp_path: Path
 ) -> None:
     async with operator(server, tmp_path) as running, sidecars(server, running) as fakes:
-        apply(server, manifest("office", windows=[opening_in(100 * 24)]))
+        office = manifest("office", windows=[opening_in(100 * 24)])
+        apply(server, office)
         await until(lambda: ready(server, "office") == ("True", "Released", 1))
         assert active(server, "office") == ("False", "OutsideWindows")
         assert pinned(fakes) == 0
@@ -91,6 +92,12 @@ async def test_windows_hold_a_prefix_and_orders_overrule_them(
         assert pinned(fakes) == 2
         assert get(server, "promptprefix", "office")["status"]["nextTransitionTime"] == until_
 
+        apply(server, office)
+        metadata = get(server, "promptprefix", "office")["metadata"]
+        assert metadata["annotations"] == {"promptprefix.dev/warm-now": until_}, (
+            "it outlives a sync"
+        )
+        assert active(server, "office") == ("True", "WarmNow")
         order(server, "unpin", "office", "-n", "ml")
         await until(lambda: active(server, "office") == ("False", "Unpinned"), PASS_SECONDS)
         await until(lambda: pinned(fakes) == 0)
