@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -190,6 +191,18 @@ async def test_numbers_that_begin_anew_are_a_reset(publisher: KvPublisher) -> No
         await heard.until_at(5)
         assert heard.log == [1, 2, 3, MISSED, 4, 5]
         assert heard.count("resets_total") == 1
+
+
+async def test_another_rank_has_another_cache(publisher: KvPublisher) -> None:
+    async with hearing(publisher) as heard:
+        await publisher.subscribed()
+        await publisher.publish(CLEAR, rank=3)
+        await publisher.send([b"kv", bytes(8), msgspec.msgpack.encode([9.0, [CLEAR], 0])])
+        await publisher.send([b"kv", bytes(8), msgspec.msgpack.encode([9.5, [CLEAR], 1])])
+        await publisher.publish(CLEAR, rank=3)
+        await heard.until_at(2)
+        assert heard.log == [1, 2]
+        assert heard.count("unknown_total", what="rank") == 2
 
 
 async def test_garbage_is_counted_and_ends_nothing(publisher: KvPublisher) -> None:

@@ -111,10 +111,13 @@ def _read(case: Case, options: InjectionOptions, text: str) -> KvEvents:
         return _refused(f"its {FLAG} can't be read")
     if not config.published:
         return _refused(f"its {FLAG} switches them off")
-    endpoint = _dialled(config.endpoint)
+    rank = _rank(case)
+    if rank is None:
+        return _refused("which data-parallel rank the engine is can't be told")
+    endpoint = _dialled(config.endpoint, rank)
     if endpoint is None:
         return _refused(f"its {FLAG} publishes neither at ipc:///folder/socket nor at tcp://*:port")
-    replay = _dialled(config.replay_endpoint or "")
+    replay = _dialled(config.replay_endpoint or "", rank)
     mounts: list[Mount] = []
     user: int | None = None
     for socket in _sockets(endpoint, replay):
@@ -137,11 +140,20 @@ def _refused(why: str) -> KvEvents:
     return KvEvents(note=f"KV events are not read ({marks.KV_EVENTS}): {why}.")
 
 
-def _dialled(endpoint: str) -> str | None:
-    """Return the address at which the sidecar reaches what the engine binds."""
+def _rank(case: Case) -> int | None:
+    """Return the engine's data-parallel rank; None if the pod doesn't tell."""
+    flags = case.engine.flags
+    text = flags.value("data-parallel-rank")
+    if text is not None:
+        return int(text) if text.isascii() and text.isdigit() else None
+    return 0 if flags.value("data-parallel-size") in (None, "1") else None
+
+
+def _dialled(endpoint: str, rank: int) -> str | None:
+    """Return where the sidecar reaches what the engine binds: each rank has a port of its own."""
     port = _TCP.fullmatch(endpoint)
     if port is not None:
-        return f"tcp://127.0.0.1:{port[1]}"
+        return f"tcp://127.0.0.1:{int(port[1]) + rank}"
     return endpoint if _IPC.fullmatch(endpoint) else None
 
 

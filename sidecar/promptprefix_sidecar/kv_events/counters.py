@@ -26,15 +26,16 @@ class Counters:
         self.replays = counter("replays", "Requests to the engine to send batches again.")
         self.resets = counter("resets", "Times that the numbers of the batches began anew.")
         self.unknown = counter(
-            "unknown", "What could not be used: event (of a new kind), broken, batch or frames.",
+            "unknown",
+            "What could not be used: event (of a new kind), broken, batch, frames, another rank.",
             ("what",),
-        )  # fmt: skip
+        )
         self._blocks = Gauge(
             f"{PREFIX}_index_blocks", "Blocks of prefixes that the index keeps.", registry=registry
         )
         for outcome in ("replayed", "lost"):
             self.gaps.labels(outcome=outcome)
-        for what in ("event", "broken", "batch", "frames"):
+        for what in ("event", "broken", "batch", "frames", "rank"):
             self.unknown.labels(what=what)
 
     def watch(self, blocks: Callable[[], int]) -> None:

@@ -72,7 +72,12 @@ class Subscriber:
         self._endpoints = endpoints
         self._sink = sink
         self._counters = counters
+        self._begin()
+
+    def _begin(self) -> None:
         self._order = BatchOrder()
+        self._rank: int | None = None
+        self._warned = False
 
     async def run(self) -> None:
         """Read until cancelled, over all restarts of the engine."""
@@ -86,7 +91,7 @@ class Subscriber:
                     log.warning("kv events failed", error=str(error))
                     read = False
                 self._counters.connected.set(0)
-                self._order = BatchOrder()
+                self._begin()
                 self._sink.missed()
                 self._sink.flush()
                 failures = 0 if read else failures + 1
@@ -131,6 +136,7 @@ class Subscriber:
             except zmq.Again:
                 break
             await self._arrived(context, frames)
+        self._counters.connected.set(1)  # the word of it may come later than what was sent
         self._sink.flush()
         await asyncio.sleep(0)  # a queue that is never empty must not stop the rest of the process
 
@@ -140,6 +146,8 @@ class Subscriber:
             self._counters.unknown.labels(what="frames").inc()
             return
         batch = self._decoded(frames[2])
+        if batch is not None and not self._of_our_rank(batch):
+            return
         arrival = self._order.look(number, None if batch is None else batch.at)
         if arrival is Arrival.REPEATED:
             return
@@ -151,6 +159,18 @@ class Subscriber:
         if arrival is Arrival.GAP:
             await self._fill(context, number)
         self._take(number, batch)
+
+    def _of_our_rank(self, batch: Batch) -> bool:
+        """Whether a batch is of the same data-parallel rank as the first one: each has a cache."""
+        if self._rank is None:
+            self._rank = batch.rank
+        if batch.rank == self._rank:
+            return True
+        if not self._warned:
+            self._warned = True
+            log.warning("kv events of several ranks", read=self._rank, passed_over=batch.rank)
+        self._counters.unknown.labels(what="rank").inc()
+        return False
 
     def _decoded(self, payload: bytes) -> Batch | None:
         try:

@@ -104,6 +104,18 @@ def test_a_port_is_dialled_on_loopback_by_any_user() -> None:
     assert sidecar(after)["securityContext"]["runAsUser"] == OPTIONS.run_as_user
 
 
+def test_a_rank_has_a_port_of_its_own() -> None:
+    config = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"}
+    before = publishing(config, mounts=[])
+    command = before["spec"]["containers"][0]["command"]
+    command += ["--data-parallel-size", "4", "--data-parallel-rank", "3"]
+    assert events_of(injected(before)[1])[0] == "tcp://127.0.0.1:5560"
+    command[-1] = "$(RANK)"
+    injection, after = injected(before)
+    assert events_of(after)[0] is None
+    assert "data-parallel rank" in injection.message
+
+
 def test_where_the_cluster_chooses_users_they_are_the_same() -> None:
     before = publishing(IPC, securityContext={})
     options = replace(OPTIONS, run_as_user=None)
