@@ -19,11 +19,13 @@ def common_head(probes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the longest token prefix that all ``probes`` share."""
     if not probes:
         return ()
-    shortest = min(probes, key=len)
-    for index, token in enumerate(shortest):
-        if any(probe[index] != token for probe in probes):
-            return tuple(shortest[:index])
-    return tuple(shortest)
+    # What the smallest and the largest in lexical order share, all between them share.
+    ordered = [tuple(probe) for probe in probes]
+    low, high = min(ordered), max(ordered)
+    for index, (one, other) in enumerate(zip(low, high, strict=False)):
+        if one != other:
+            return low[:index]
+    return low
 
 
 def whole_blocks(head: Sequence[int], block_size: int) -> tuple[int, ...]:

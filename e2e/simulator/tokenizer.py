@@ -15,20 +15,22 @@ from typing import Any
 
 VOCABULARY = 2**30
 BEGIN = 1
-REMEMBERED_TEXTS = 512
+REMEMBERED_SEGMENTS = 1024
+"""A system text stands between two tags, so it is tokenized once for all users and engines."""
 WORDS = (" so", " then", " the", " other", " one", " says", " that", " it", " was", " never", " in",
          " doubt", " until", " today")  # fmt: skip
 
+_TAG = re.compile(r"(<\|[a-z_]+\|>)")
 _CHUNK = re.compile(r"<\|[a-z_]+\|>|\s?[A-Za-z]{1,6}|\s?[0-9]{1,3}|\s+|[^\sA-Za-z0-9]")
 _RESERVED = 256
 
 
 def tokenize(text: str) -> list[int]:
     """Return the ids of ``text``, without a begin token."""
-    return list(_ids(text))
+    return [token for segment in _TAG.split(text) for token in _ids(segment)]
 
 
-@lru_cache(maxsize=REMEMBERED_TEXTS)
+@lru_cache(maxsize=REMEMBERED_SEGMENTS)
 def _ids(text: str) -> tuple[int, ...]:
     return tuple(_id(chunk) for chunk in _CHUNK.findall(text))
 

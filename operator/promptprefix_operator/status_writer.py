@@ -28,7 +28,7 @@ from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
 
 FIELD_MANAGER = "promptprefix-operator"
-PROGRESS_SECONDS = 10.0
+PROGRESS_SECONDS = 30.0
 """Counts that move while no condition does are written no sooner after the last write.
 
 A resource that warms on many pods would otherwise be written once for each of them.
