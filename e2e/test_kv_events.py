@@ -151,6 +151,15 @@ async def until_metric(port: int, name: str, value: float) -> None:
             await asyncio.sleep(0.1)
 
 
+async def until_evicted(port: int, before: float) -> None:
+    """Noise may evict it more than once: it is warmed again while the noise goes on."""
+    async with asyncio.timeout(60):
+        while True:
+            if await metric(port, "premature_evictions_total") > before:
+                return
+            await asyncio.sleep(0.1)
+
+
 async def warm(stand: Stand, placement: Placement) -> PlacementState:
     await stand.until_engine(lambda s: s.engine.healthy)
     await stand.operator.want([placement])
@@ -168,12 +177,13 @@ async def test_residency_follows_prefill_eviction_and_reset(stand: Stand) -> Non
         assert await metric(port, "premature_evictions_total") == 0
 
         await stand.press()
-        await until_metric(port, "premature_evictions_total", 1)
+        await until_evicted(port, 0)
         await stand.operator.until(lambda s: _is_warm(s, placement), 60)
         assert await stand.cached_tokens("Where is my parcel?") == state.tokens
 
+        evictions = await metric(port, "premature_evictions_total")
         await stand.reset()
-        await until_metric(port, "premature_evictions_total", 2)
+        await until_evicted(port, evictions)
         await stand.operator.until(lambda s: _is_warm(s, placement), 60)
         assert await stand.cached_tokens("Hello") == state.tokens
         assert await metric(port, "kv_events_gaps_total") == 0
@@ -230,7 +240,7 @@ async def test_an_engine_that_restarts_at_the_same_endpoint_is_followed_again(
         await stand.operator.warm(placement)
         await until_metric(port, "kv_events_index_blocks", state.tokens // BLOCK)
         await stand.press()
-        await until_metric(port, "premature_evictions_total", 1)
+        await until_evicted(port, 0)
         await stand.operator.until(lambda s: _is_warm(s, placement), 60)
 
 

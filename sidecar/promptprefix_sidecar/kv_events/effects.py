@@ -10,7 +10,7 @@ from promptprefix.wire import Phase
 from promptprefix_sidecar.kv_events.index import Residency, Standing
 from promptprefix_sidecar.lifecycle import pending
 from promptprefix_sidecar.settling import same, settle
-from promptprefix_sidecar.snapshot import NEVER, Record, Snapshot
+from promptprefix_sidecar.snapshot import NEVER, PluginStatus, Record, Snapshot
 
 
 def with_residencies(
@@ -27,6 +27,7 @@ def with_residencies(
     """
     records = dict(snapshot.records)
     asked = False
+    told = snapshot.plugin.status is PluginStatus.WORKING
     for record_id, residency in found.items():
         record = records.get(record_id)
         if record is None or record.head is None:
@@ -36,7 +37,7 @@ def with_residencies(
                 asked = True
             else:
                 record = _shaken(record, residency, now, pace_s)
-        records[record_id] = _known(record, residency)
+        records[record_id] = _known(record, residency, told=told)
     if asked:
         snapshot = _report_now(snapshot)
     if same(records, snapshot.records):
@@ -59,14 +60,16 @@ def _shaken(record: Record, residency: Residency, now: float, pace_s: float) -> 
     return replace(record, touch_at=now)
 
 
-def _known(record: Record, residency: Residency) -> Record:
+def _known(record: Record, residency: Residency, *, told: bool) -> Record:
+    """Take over what is cached. ``told``: the plugin tells it of released prefixes."""
     whole = residency.standing is Standing.RESIDENT
     resident = record.resident_tokens
-    if whole:
+    if record.phase is Phase.RELEASED:
+        if not told and residency.standing is not Standing.UNKNOWN:
+            resident = residency.tokens
+    elif whole:
         resident = record.tokens
-    elif record.phase in (Phase.PENDING, Phase.WARMING) or (
-        record.phase is not Phase.WARM and residency.standing is not Standing.UNKNOWN
-    ):
+    elif record.phase is not Phase.WARM:
         resident = residency.tokens
     unproved = record.phase is Phase.WARM and record.pinned is Pinning.SOFT and not whole
     known = replace(

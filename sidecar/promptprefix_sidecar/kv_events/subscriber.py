@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+MAX_ABSENCE_S = 1.0
+"""Between two looks for an engine that is starting: its first warm-up should not go unheard."""
 QUEUED_MESSAGES = 512
 """Of one socket. More wait in the engine, which drops what its own queue can't hold."""
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -103,7 +105,7 @@ class Subscriber:
         """Read from one connection until it ends; return whether there was a batch."""
         with _socket(context, zmq.SUB) as socket:
             socket.subscribe(self._endpoints.topic)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(MAX_BACKOFF_S * 1000))
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(MAX_ABSENCE_S * 1000))
             monitor = socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
             poller = zmq.asyncio.Poller()
             poller.register(socket, zmq.POLLIN)

@@ -91,6 +91,14 @@ def test_a_released_prefix_that_goes_is_nobodys_loss() -> None:
     assert found.resident_tokens == 16
 
 
+def test_of_a_released_prefix_the_plugin_tells_if_it_can() -> None:
+    released = replace(soft(), phase=Phase.RELEASED, released=OnIdle.KEEP)
+    _, found = after(snapshot(released, found=report()), LOST)
+    assert found.resident_tokens == 32
+    _, found = after(released, UNKNOWN)
+    assert found.resident_tokens == 32
+
+
 def test_residency_follows_a_prefill_and_what_is_known_changes_nothing() -> None:
     waiting = replace(prepared(pinning=Pinning.SOFT), phase=Phase.WARMING)
     _, record = after(waiting, Residency(Standing.UNKNOWN, 16))
