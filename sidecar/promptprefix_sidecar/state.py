@@ -52,7 +52,10 @@ def _urgent_placement(placement: PlacementState) -> PlacementState:
         return placement.model_copy(update={"resident_tokens": 0})
     hit = placement.last_hit
     step = None if hit is None else hit // MATCH_STEP_S
-    return placement.model_copy(update={"last_hit": step})
+    urgent: dict[str, object] = {"last_hit": step}
+    if placement.phase is not Phase.WARM:
+        urgent["resident_tokens"] = 0  # with KV events it changes with every block
+    return placement.model_copy(update=urgent)
 
 
 def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:

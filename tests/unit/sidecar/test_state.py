@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from promptprefix.wire import Phase
 from promptprefix_sidecar.snapshot import GateView, Snapshot
 from promptprefix_sidecar.state import Address, sidecar_state, urgent_part
 
@@ -41,3 +42,12 @@ def test_gate_and_scheme_are_told() -> None:
 def test_only_what_matters_cuts_the_wait_short(after: Snapshot, urgent: bool) -> None:
     before = urgent_part(sidecar_state(KNOWN, ADDRESS))
     assert (urgent_part(sidecar_state(after, ADDRESS)) != before) is urgent
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.WARMING, Phase.RELEASED])
+def test_the_progress_of_a_warm_up_cuts_no_wait_short(phase: Phase) -> None:
+    before, after = (
+        urgent_part(sidecar_state(snapshot(replace(warm(), phase=phase, **more)), ADDRESS))
+        for more in ({"resident_tokens": 16}, {"resident_tokens": 32})
+    )
+    assert before == after
