@@ -53,9 +53,10 @@ def first_token(http: httpx.Client) -> float:
     }
     begun = time.monotonic()
     with http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        next(lines)
         taken = time.monotonic() - begun
-        for _ in answer.iter_lines():
+        for _ in lines:
             pass
     return taken
 
