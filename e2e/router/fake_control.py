@@ -10,7 +10,17 @@ from typing import Self
 from aiohttp import web
 
 from e2e.loopback_tls import LoopbackAuthority
-from promptprefix.wire import ROUTES_PATH, Revision, RouteEndpoint, RoutePrefix, RouteTable
+from promptprefix.wire import (
+    MATCHES_PATH,
+    ROUTES_PATH,
+    Match,
+    MatchAnswer,
+    MatchReport,
+    Revision,
+    RouteEndpoint,
+    RoutePrefix,
+    RouteTable,
+)
 
 TOKEN = "fake-service-account-token"
 POLL_S = 5.0
@@ -18,7 +28,10 @@ POLL_S = 5.0
 
 @dataclass
 class FakeControl:
-    """Serves one route table; `publish` replaces it and wakes the questions that wait."""
+    """Serves one route table; `publish` replaces it and wakes the questions that wait.
+
+    ``matches`` holds what the router has reported.
+    """
 
     folder: Path
     port: int = 0
@@ -29,6 +42,7 @@ class FakeControl:
     )
     asked: int = -1
     """Number of the revision that the last question named."""
+    matches: list[Match] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _runner: web.AppRunner | None = None
 
@@ -53,6 +67,7 @@ class FakeControl:
         self.token_file.write_text(f"{TOKEN}\n")
         app = web.Application()
         app.router.add_get(ROUTES_PATH, self._routes)
+        app.router.add_post(MATCHES_PATH, self._matches)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         context = authority.server_context()
@@ -90,3 +105,10 @@ class FakeControl:
             except TimeoutError:
                 return web.Response(status=204)
             return web.json_response(text=self.table.model_dump_json())
+
+    async def _matches(self, request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return web.Response(status=401)
+        report = MatchReport.model_validate_json(await request.read())
+        self.matches += report.matches
+        return web.json_response(text=MatchAnswer(term=1).model_dump_json())

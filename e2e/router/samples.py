@@ -19,6 +19,7 @@ PAYLOAD = Payload(
     toolDefinitions='[{"type":"function","function":{"name":"lookup","parameters":{"b":1.0,"a":2}}}]',
 )
 DIGEST = "d" * 64
+VERSION = "11-22"
 CHAT = "/v1/chat/completions"
 DESTINATION = "x-gateway-destination-endpoint"
 DECISION = "x-promptprefix-decision"
@@ -27,6 +28,7 @@ DECISION = "x-promptprefix-decision"
 def prefix() -> RoutePrefix:
     """Return the declared prefix as the router knows it."""
     return RoutePrefix(
+        id=VERSION,
         name="support-triage",
         tenant=TENANT,
         model=MODEL,

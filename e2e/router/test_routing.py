@@ -11,6 +11,7 @@ import pytest
 from e2e.router.samples import (
     CHAT,
     DECISION,
+    VERSION,
     ask,
     counts,
     declared,
@@ -36,6 +37,21 @@ async def test_an_exact_match_goes_to_the_warm_pod(stack: RouterStack) -> None:
         )
         == before + 6
     )
+
+
+async def test_the_operator_hears_which_versions_requests_match(stack: RouterStack) -> None:
+    matches = stack.fake_control.matches
+    matches.clear()
+    await asyncio.gather(*(ask(stack, declared(f"question {i}")) for i in range(5)))
+    await ask(stack, undeclared())
+
+    async def told() -> bool:
+        return bool(matches) and sum(match.count for match in matches) >= 5
+
+    await until(told, "the matches are told")
+    assert {match.id for match in matches} == {VERSION}
+    taken = await stack.metric("promptprefix_router_match_reports_total", result="taken")
+    assert taken >= 1
 
 
 async def test_the_header_names_the_prefix(stack: RouterStack) -> None:
