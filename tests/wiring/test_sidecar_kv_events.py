@@ -134,13 +134,15 @@ async def test_a_reset_of_the_cache_is_seen_at_once(control: FakeControl, tmp_pa
         await until_record(sidecar, proved)
 
 
+@pytest.mark.parametrize("plugin", [False, True])
 async def test_what_was_cached_before_is_proved_by_a_touch_that_asks_for_a_report(
-    control: FakeControl, tmp_path: Path
+    control: FakeControl, tmp_path: Path, plugin: bool
 ) -> None:
     """A sidecar that restarts missed the events: a hit tells nothing, so it must ask."""
     placement = control.placement("a", TEXT, pinning=Pinning.SOFT)
     await control.want([placement])
-    async with beside(control, tmp_path, touch_interval_s=0.05) as (simulated, sidecar):
+    quick = {"plugin": plugin, "touch_interval_s": 0.05}
+    async with beside(control, tmp_path, **quick) as (simulated, sidecar):
         await until_record(sidecar, proved)
         again = tmp_path / "again"
         again.mkdir()
