@@ -21,7 +21,7 @@ CAPACITY: Final = 4_096
 """Sets of windows that a `Calendar` remembers."""
 
 _STEPS = 512
-_HORIZON = timedelta(days=35)
+HORIZON: Final = timedelta(days=35)
 """Openings without a gap between them are followed for so many and so long; their end, if it is
 farther away, is told when it is nearer."""
 
@@ -166,7 +166,7 @@ def _end(peaks: Sequence[Peak], at: datetime) -> datetime | None:
         reached = max((found for peak in peaks if (found := peak.end(end))), default=None)
         if reached is None:
             return end
-        if end - at > _HORIZON:
+        if end - at > HORIZON:
             return None
         end = reached
     return None

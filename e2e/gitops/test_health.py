@@ -19,7 +19,7 @@ from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
 from promptprefix.fleet import Prefix, Refusal
 from promptprefix.placement import plan
 from promptprefix.reasons import ConditionType, Reason
-from promptprefix.resource import Condition, Pinning
+from promptprefix.resource import Condition, OnIdle, Pinning
 from promptprefix.wire import EngineState, Phase
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds the tools
@@ -33,6 +33,10 @@ NOT_FOUND = Refusal(Reason.CONTENT_NOT_FOUND, "ConfigMap a does not exist.", sta
 LINT = Refusal(Reason.LINT_FAILED, "The linter found dynamic-timestamp.", stalled=True)
 SOFT = held(pinned=Pinning.SOFT)
 NO_HEAD = held(phase=Phase.FAILED, reason=Reason.NO_STATIC_HEAD)
+RELEASED = held(phase=Phase.RELEASED, pinned=Pinning.NONE, released=OnIdle.KEEP)
+OFFICE = {"name": "office", "schedule": "0 8 * * MON-FRI", "duration": "10h"}
+AWAY = spec(windows=[OFFICE])  # it is a Sunday
+LOST = spec(windows=[OFFICE | {"timeZone": "Europe/Atlantis"}])
 EDITED = planned(prefix(), held())
 EDITED["metadata"]["generation"] += 1
 PRUNED = prefix(NOT_FOUND, version=None, earlier=(OLD,))
@@ -56,6 +60,9 @@ CASES: dict[str, Case] = {
         planned(prefix(spec=spec(suspend=True)), held()), "InProgress", "Progressing",
     ),
     "suspended": (planned(prefix(spec=spec(suspend=True)), None), "Current", "Healthy"),
+    "being released": (planned(prefix(spec=AWAY), held()), "InProgress", "Progressing"),
+    "outside its windows": (planned(prefix(spec=AWAY), RELEASED), "Current", "Healthy"),
+    "window unreadable": (planned(prefix(spec=LOST), None), "Failed", "Degraded"),
     "edited": (EDITED, "InProgress", "Progressing"),
     "being deleted": (planned(prefix(deleting=True), held()), "Terminating", "Progressing"),
 }  # fmt: skip
