@@ -15,12 +15,14 @@ from e2e.simulator.options import SimulatorOptions
 from e2e.simulator.publisher import publishing
 from e2e.simulator.simulated_engine import SimulatedEngine
 from e2e.simulator.transport import simulator_client
-from promptprefix.resource import Pinning
+from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase
 from promptprefix_sidecar.sidecar import Sidecar
 from promptprefix_sidecar.snapshot import Record
 
 from .fake_control import FakeControl
+from .fake_engine import BLOCK_SIZE, FakeEngine
+from .kv_publisher import publisher_in
 from .sidecar_harness import OTHER, TEXT, running, until
 
 BLOCKS = 48
@@ -211,6 +213,32 @@ async def test_a_hard_pin_that_loses_a_block_is_asked_about_at_once(
         await simulated.reset()
         await until_record(sidecar, lambda r: r.hard_evictions)
         await until_record(sidecar, lambda r: r.pinned is Pinning.HARD and r.phase is Phase.WARM)
+
+
+async def test_the_tiers_own_event_proves_that_a_prefix_is_offloaded(
+    control: FakeControl, tmp_path: Path
+) -> None:
+    """Asked for the prefix, the tier would give nothing: only its event says that it has a copy."""
+    engine = FakeEngine(tier="HostConnector", tier_forgets=True)
+    placement = control.placement("a", TEXT)
+    await control.want([placement])
+    async with publisher_in(tmp_path).serving() as publisher:
+        settings = {"kv_events_endpoint": publisher.events}
+        async with running(engine, control, tmp_path, **settings) as sidecar:
+            await publisher.subscribed()
+            warm = await until_record(sidecar, lambda r: r.phase is Phase.WARM)
+            assert warm.head is not None
+            ids = warm.head.prompt_ids[:-1]
+            hashes = [bytes([number]) * 32 for number in range(len(ids) // BLOCK_SIZE)]
+            stored = ["BlockStored", hashes, None, ids, BLOCK_SIZE, None, "GPU", None]
+            copies = [["BlockStored", [each], None, [], 0, None, "CPU", None] for each in hashes]
+            await publisher.publish(stored, *copies)
+            await until_record(sidecar, lambda r: r.copied_tokens == r.tokens)
+            release = placement.model_copy(update={"release": OnIdle.OFFLOAD})
+            await control.want([release])
+            state = await control.state(placement.id, Phase.RELEASED)
+            assert (state.released, state.reason) == (OnIdle.OFFLOAD, "")
+            assert engine.by_source["host"] == 0
 
 
 async def test_without_events_nothing_is_known_and_nothing_is_asked(
