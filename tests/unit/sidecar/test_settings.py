@@ -97,6 +97,27 @@ def test_port_and_scheme_of_the_engine(
     assert (settings.engine_tls, settings.engine_port) == (tls, port)
 
 
+@pytest.mark.parametrize(
+    "value", ["ipc:///run/kv/events", "tcp://127.0.0.1:5557", "tcp://[::1]:5557", None]
+)
+def test_endpoints_of_events(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    assert read(monkeypatch, KV_EVENTS_ENDPOINT=value or "").kv_events_endpoint == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["ipc://events", "tcp://*:5557", "tcp://host", "http://host:1", f"ipc:///{'x' * 107}"],
+)
+def test_endpoints_that_can_not_be_dialled(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    with pytest.raises(ValidationError, match="can be dialled"):
+        read(monkeypatch, KV_EVENTS_ENDPOINT=value)
+
+
+def test_replays_need_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="set PROMPTPREFIX_KV_EVENTS_ENDPOINT as well"):
+        read(monkeypatch, KV_EVENTS_REPLAY_ENDPOINT="ipc:///run/kv/replay")
+
+
 def test_the_readme_names_every_setting_and_its_default() -> None:
     readme = Path(__file__).parents[3] / "sidecar" / "README.md"
     rows = re.findall(
