@@ -59,3 +59,10 @@ async def until(sidecar: Sidecar, condition: Callable[[Snapshot], object]) -> No
     async with asyncio.timeout(10):
         while not condition(sidecar.board.snapshot):
             await changed.wait()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Wait until something outside the board holds."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
