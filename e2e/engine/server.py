@@ -47,6 +47,7 @@ class EngineOptions:
     """blocks: how many KV blocks the cache has; small, so that tests can press on it.
 
     fork: start the engine process quickly (see ``quick_start``).
+    model: another than the tiny Llama.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +58,7 @@ class EngineOptions:
     events_endpoint: str = ""
     chat_template: str = ""
     extra: Sequence[str] = ()
+    model: Path | None = None
 
 
 def engine_arguments(model: str, options: EngineOptions) -> list[str]:
@@ -146,12 +148,12 @@ def running_engine(
 ) -> Iterator[RunningEngine]:
     """A ready server on a free loopback port; gone when the block ends, whatever happens in it."""
     environment = ensure_environment(progress)
-    model = ensure_model(environment.python, cache_root(), progress)
+    wanted = options or EngineOptions()
+    model = wanted.model or ensure_model(environment.python, cache_root(), progress)
     with tempfile.TemporaryDirectory(prefix="engine-") as name:
         folder = Path(name)
         key = secrets.token_bytes(32)
         (folder / "key").write_bytes(key)
-        wanted = options or EngineOptions()
         chosen = replace(
             wanted,
             host="127.0.0.1",
