@@ -125,6 +125,7 @@ class FakeEngine:
         self.queue.set()
         self.awake = asyncio.Event()
         self.awake.set()
+        self.asked = asyncio.Event()
         self._start()
 
     def _start(self) -> None:
@@ -233,6 +234,7 @@ class FakeEngine:
             raise httpx.ConnectError("refused", request=request)
         body = json.loads(request.content) if request.content else {}
         self.requests.append((request.url.path, body))
+        self.asked.set()
         match request.url.path:
             case "/health":
                 return httpx.Response(200)

@@ -61,8 +61,9 @@ async def until(sidecar: Sidecar, condition: Callable[[Snapshot], object]) -> No
             await changed.wait()
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until something outside the board holds."""
+async def eventually(engine: FakeEngine, condition: Callable[[], object]) -> None:
+    """Wait until something beside the board holds; the sidecar's probes keep asking the engine."""
     async with asyncio.timeout(10):
         while not condition():
-            await asyncio.sleep(0.005)
+            engine.asked.clear()
+            await engine.asked.wait()

@@ -68,13 +68,13 @@ async def test_without_the_plugin_users_go_between_two_chunks(
         engine.gate.clear()
         sent = len(engine.sent("/v1/completions"))
         await control.want([placement])
-        await eventually(lambda: len(engine.sent("/v1/completions")) > sent)
+        await eventually(engine, lambda: len(engine.sent("/v1/completions")) > sent)
         engine.waiting = 3
         await until(sidecar, lambda s: s.engine.waiting)
         engine.gate.set()
-        await eventually(lambda: new_tokens(engine))
+        await eventually(engine, lambda: new_tokens(engine))
         looks = len(engine.sent("/health"))
-        await eventually(lambda: len(engine.sent("/health")) > looks + 5)
+        await eventually(engine, lambda: len(engine.sent("/health")) > looks + 5)
         assert len(new_tokens(engine)) == 1
         engine.waiting = 0
         await control.state(placement.id)
@@ -106,7 +106,7 @@ async def test_a_warm_up_stops_between_two_chunks_when_it_is_no_longer_wanted(
         await control.gone(placement.id)
         engine.queue.set()
         looks = len(engine.sent("/health"))
-        await eventually(lambda: len(engine.sent("/health")) > looks + 5)
+        await eventually(engine, lambda: len(engine.sent("/health")) > looks + 5)
         assert engine.commands().count("warm") == 1
         assert "pin" not in engine.commands()
 
@@ -120,7 +120,7 @@ async def test_a_sleeping_engine_is_left_alone_and_warmed_when_it_wakes(
     async with running(engine, control, tmp_path) as sidecar:
         await control.state(placement.id)
         await control.state(none.id)
-        await eventually(lambda: sidecar.gate.why_closed() == "")
+        await eventually(engine, lambda: sidecar.gate.why_closed() == "")
         engine.sleep()
         state = await control.state(placement.id, Phase.PENDING)
         assert state.reason == "EngineAsleep"
@@ -128,7 +128,7 @@ async def test_a_sleeping_engine_is_left_alone_and_warmed_when_it_wakes(
         assert sidecar.gate.why_closed() == "the engine is asleep"
         sent = len(engine.sent("/v1/completions"))
         looks = len(engine.sent("/health"))
-        await eventually(lambda: len(engine.sent("/health")) > looks + 5)
+        await eventually(engine, lambda: len(engine.sent("/health")) > looks + 5)
         assert len(engine.sent("/v1/completions")) == sent
         engine.awake.set()
         state = await control.state(placement.id)
@@ -163,7 +163,7 @@ async def test_what_a_reset_of_the_cache_took_is_warmed_again(
         state = await control.state(placement.id)
         engine.reset_cache()
         assert not engine.pool.cached
-        await eventually(lambda: len(engine.pool.cached) >= state.tokens // BLOCK_SIZE)
+        await eventually(engine, lambda: len(engine.pool.cached) >= state.tokens // BLOCK_SIZE)
         assert (await control.state(placement.id)).pinned is pinning
 
 
