@@ -349,6 +349,7 @@ def test_older_clusters_are_refused() -> None:
 
 def test_names_that_look_like_numbers_stay_texts() -> None:
     values = changed(changed(EVERYTHING, "namespaces", ["123", "456"]), "contentSecrets", {})
+    values = changed(values, "limits", {"123": {"budgetShare": 0.5}})
     values = changed(values, "router.additionalTenants", ["456"])
     for each in objects(values, namespace="789", release="012"):
         metadata = each["metadata"]
