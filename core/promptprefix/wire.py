@@ -53,7 +53,7 @@ Count = Annotated[int, Field(le=2**53)]
 class Wire(BaseModel):
     """Base of the messages."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
 class Revision(Wire):

@@ -19,6 +19,7 @@ from promptprefix.wire import (
     RouteEndpoint,
     RoutePrefix,
     RouteTable,
+    Salt,
     SidecarState,
     SyncRequest,
     SyncResponse,
@@ -100,3 +101,23 @@ def test_a_sidecar_that_says_nothing_of_readiness_or_tls_is_understood() -> None
 @given(st.builds(PlacementState))
 def test_any_state_of_a_placement_survives(state: PlacementState) -> None:
     assert PlacementState.model_validate_json(state.model_dump_json()) == state
+
+
+@pytest.mark.parametrize(
+    ("message", "raw"),
+    [
+        (Salt, '{"salt": ["a-secret"]}'),
+        (RoutePrefix, '{"name": 1, "salt": "a-secret"}'),
+        (RouteTable, '{"prefixes": [{"salt": ["a-secret"]}]}'),
+    ],
+)
+def test_an_error_does_not_quote_a_salt(message: type[Wire], raw: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        message.model_validate_json(raw)
+    assert "a-secret" not in str(refused.value)
+
+
+def test_a_salt_is_not_shown() -> None:
+    prefix = PREFIX.model_copy(update={"salt": "a-secret"})
+    table = RouteTable(revision=Revision(term=1, number=1), prefixes=(prefix,), endpoints=())
+    assert "a-secret" not in f"{Salt(salt='a-secret')!r} {table!r} {prefix}"
