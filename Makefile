@@ -13,10 +13,10 @@ TAG ?= $(VERSION)
 REGISTRY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help check test demo lint types imports unit crds e2e cluster images clean
+.PHONY: help check test test-engines demo lint types imports unit crds e2e cluster images clean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptprefix needs Python 3.11 or newer; set PYTHON=")'
@@ -49,6 +49,9 @@ test: ## Check, then everything that needs real parts: cluster, vLLM, Envoy, dem
 
 e2e: $(STAMP) ## The end-to-end tests alone
 	$(BIN)/pytest e2e
+
+test-engines: $(STAMP) ## Plugin and sidecar on released vLLM versions (VERSIONS=; 6 to 8 GB of disk for each)
+	$(BIN)/python -m e2e.engine.versions $(VERSIONS)
 
 demo: $(STAMP) ## Apply a prompt prefix to real vLLM pods and print the gain (KEEP=1, KUBE_CONTEXT=…)
 	$(BIN)/python -m e2e.demo

@@ -1,6 +1,6 @@
 """Makes a small model with random weights most of whose layers attend to a sliding window.
 
-Run by the engine environment's Python: ``python window_model.py FOLDER``.
+Run by the engine environment's Python: ``python -m e2e.engine.window_model FOLDER``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from e2e.engine.model import make_tokenizer
+
+ROOT = Path(__file__).parents[2]
 WINDOW = 128
 CONTEXT = 4096
 VOCABULARY = 8192
@@ -19,8 +22,13 @@ def ensure_window_model(python: Path, folder: Path) -> Path:
     """Return ``folder`` with the model in it, made with ``python`` (it has torch)."""
     folder.mkdir(parents=True)
     subprocess.run(
-        [python, __file__, folder],
-        env={"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "HF_HUB_OFFLINE": "1"},
+        [python, "-m", __name__, folder],
+        env={
+            "PATH": os.environ.get("PATH", ""),
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(folder),
+            "HF_HUB_OFFLINE": "1",
+        },
         capture_output=True,
         timeout=120,
         check=True,
@@ -30,7 +38,6 @@ def ensure_window_model(python: Path, folder: Path) -> Path:
 
 def make_window_model(folder: Path) -> None:
     import torch
-    from model import make_tokenizer  # the script's own folder
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     torch.manual_seed(1)

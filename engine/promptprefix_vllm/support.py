@@ -84,7 +84,7 @@ def _unsupported_cache(scheduler: Any) -> str:
         name = type(spec).__name__
         if name not in (*_FULL, _WINDOW) or getattr(spec, "prefix_replay_tokens", 0):
             return f"KV cache groups of {name} are not verified"
-        if getattr(spec, "block_size", size) != size:
+        if getattr(spec, "block_size", None) not in (None, size):
             return "the KV cache groups have blocks of different sizes"
     if _is_plain(specs):
         return ""

@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[Callable[[], list[Any]], int]] = {
 }
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+@pytest.fixture(params=[pytest.param(model, id=name) for name, model in MODELS.items()])
 def model(request: pytest.FixtureRequest) -> tuple[list[Any], int]:
     specs, held = request.param
     return specs(), held
