@@ -147,9 +147,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     given = parser.parse_args()
     variables = {"VLLM_SERVER_DEV_MODE": "1"}
-    without = EngineOptions(blocks=BLOCKS - BUDGET, plugin=False)
+    # An engine starts only if its cache holds the longest sequence.
+    short = ("--max-model-len", str((BLOCKS - BUDGET - 1) * BLOCK_SIZE))
+    without = EngineOptions(blocks=BLOCKS - BUDGET, plugin=False, extra=short)
     with (
-        running_engine(tell, EngineOptions(blocks=BLOCKS), variables) as with_pins,
+        running_engine(tell, EngineOptions(blocks=BLOCKS, extra=short), variables) as with_pins,
         running_engine(tell, without, variables) as smaller,
     ):
         pinned, other = EngineClient(with_pins), EngineClient(smaller)
