@@ -77,7 +77,7 @@ def _unsupported_cache(scheduler: Any) -> str:
     specs = _specs(scheduler)
     if not specs:
         return "the model has no KV cache groups"
-    size = getattr(scheduler, "block_size", None)
+    size: Any = getattr(scheduler, "block_size", None)
     if not size or getattr(scheduler, "hash_block_size", size) != size:
         return "blocks and block hashes have different sizes"
     for spec in specs:
