@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -166,6 +167,7 @@ def main() -> None:
         }
         tell(json.dumps(report["noise"]))
         report["resident"] = legs(pinned, given.times)
+    report["load_of_machine"] = round(os.getloadavg()[0], 1)
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

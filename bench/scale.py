@@ -192,6 +192,7 @@ class Bench:
         pid = self.operator.process.pid
         series = "promptprefix_operator_"
         return {
+            "load_of_machine": round(os.getloadavg()[0], 1),
             "operator_peak_mb": round(peak_mb(pid)),
             "operator_cpu_s": round(cpu_seconds(pid), 1),
             "fleet_cpu_s": round(time.process_time(), 1),

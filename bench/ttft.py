@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import sys
 import threading
@@ -178,6 +179,7 @@ def main() -> None:
     given = parser.parse_args()
     with running_engine(tell, EngineOptions(blocks=BLOCKS)) as engine:
         report = measure(engine, given.rounds, given.seconds)
+    report["load_of_machine"] = round(os.getloadavg()[0], 1)
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
