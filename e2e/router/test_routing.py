@@ -104,6 +104,27 @@ async def test_a_declared_prefix_without_a_warm_pod_is_cold(stack: RouterStack) 
     assert response.headers[DECISION] == "cold;match=fingerprint"
 
 
+async def test_each_tenants_requests_go_where_its_blocks_are(stack: RouterStack) -> None:
+    """Equal texts, warm on a without a salt, on b with one, on c with another."""
+    prefixes = tuple(
+        prefix().model_copy(update={"id": key, "salt": salt, "token_digests": (key * 64,)})
+        for key, salt in (("a", ""), ("b", "salt-of-tenant-b"), ("c", "salt-of-tenant-c"))
+    )
+    endpoints = (
+        each.model_copy(update={"warm": (key * 64,)})
+        for key, each in zip("abc", pool(stack.engines), strict=True)
+    )
+    await stack.publish(prefixes, tuple(endpoints))
+    for each in prefixes:
+        salt = {"cache_salt": each.salt} if each.salt else {}
+        for body, named in ((declared(), {}), (undeclared(), {"x_promptprefix": each.name})):
+            response = await ask(stack, {**body, **salt}, **named)
+            assert response.headers[DECISION].startswith("warm;")
+            assert response.json()["engine"] == each.id
+    response = await ask(stack, {**declared(), "cache_salt": "guessed-salt-of-b"})
+    assert response.headers[DECISION] == "least-loaded;match=undeclared"
+
+
 async def test_an_unknown_model_is_answered_by_an_engine(stack: RouterStack) -> None:
     response = await ask(stack, {**undeclared(), "model": "nobody/serves-this"})
     assert response.status_code == 200
