@@ -30,7 +30,7 @@ class EngineGoneError(ConnectionError):
 
 @dataclass(frozen=True)
 class Clock:
-    """``wall`` is Unix seconds; ``sleep`` waits for real seconds."""
+    """``wall`` is Unix seconds. Steps wait in real time, divided by the timing's speed."""
 
     wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
