@@ -20,6 +20,7 @@ from promptprefix.wire import (
     SYNC_PATH,
     EngineState,
     Revision,
+    Salt,
     SidecarState,
     SyncRequest,
     SyncResponse,
@@ -107,7 +108,7 @@ async def connected(
         await client.reconnect()
 
 
-def reply(model: SyncResponse | Payload) -> web.Response:
+def reply(model: SyncResponse | Payload | Salt) -> web.Response:
     return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
 
 
@@ -229,6 +230,26 @@ async def test_content_with_another_digest_is_refused_without_being_quoted(
             with pytest.raises(ControlError) as caught:
                 await client.content("0" * 64)
             assert "4711" not in f"{caught.value}{caught.value.__cause__}"
+
+
+async def test_a_salt_comes_by_its_placement_and_is_never_quoted(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    bad = ('{"salt": {"a secret": 1}}', '{"salt": ""}')
+    operator.answers = [reply(Salt(salt="a secret")), *(web.Response(text=each) for each in bad)]
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token) as client,
+    ):
+        assert await client.salt("uid-0123456789ab") == "a secret"
+        for _ in bad:
+            with pytest.raises(ControlError) as caught:
+                await client.salt("uid-0123456789ab")
+            assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+    assert operator.seen[0] == ("/v1/salts/uid-0123456789ab", "Bearer t")
 
 
 async def test_a_missing_token_is_named(tmp_path: Path) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from promptprefix_sidecar.exposition import EngineMetrics, ExpositionError, read_exposition
+from promptprefix_sidecar.exposition import (
+    MAX_SOURCES,
+    EngineMetrics,
+    ExpositionError,
+    read_exposition,
+)
 
 PAGE = """\
 # HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
@@ -13,6 +18,13 @@ process_start_time_seconds 1.79596209562e+09
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="demo"} 2.0
 vllm:num_requests_waiting{engine="1",model_name="demo"} 1.0
+vllm:num_requests_running{engine="0",model_name="demo"} 4.0
+vllm:num_requests_running{engine="1",model_name="demo"} 5.0
+vllm:engine_sleep_state{engine="0",model_name="demo",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="demo",sleep_state="discard_all"} 0.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="demo",source="device"} 64.0
+vllm:prompt_tokens_cached_by_source_total{engine="1",model_name="demo",source="device"} 32.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="demo",source="host"} 0.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="demo",reason="capacity"} 7.0
 vllm:kv_cache_usage_perc{engine="0",model_name="demo"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="demo"} 0.5
@@ -31,10 +43,28 @@ def test_the_known_series_are_read() -> None:
         blocks_total=128,
         prefix_caching=True,
         cache_usage=0.5,
+        running=9,
         waiting=3,
         cache_hits=64,
         cache_queries=1_234_567,
+        cached_by_source={"device": 96, "host": 0},
     )
+
+
+@pytest.mark.parametrize(("awake", "asleep"), [("1.0", False), ("0.0", True)])
+def test_one_rank_asleep_is_an_engine_asleep(awake: str, asleep: bool) -> None:
+    page = (
+        'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 1.0\n'
+        f'vllm:engine_sleep_state{{engine="1",sleep_state="awake"}} {awake}\n'
+        'vllm:engine_sleep_state{engine="1",sleep_state="weights_offloaded"} 0.0\n'
+    )
+    assert read_exposition(page).asleep is asleep
+
+
+def test_sources_are_bounded() -> None:
+    name = "vllm:prompt_tokens_cached_by_source_total"
+    page = "".join(f'{name}{{source="s{number}"}} 1.0\n' for number in range(100))
+    assert len(read_exposition(page).cached_by_source) == MAX_SOURCES
 
 
 def test_what_is_missing_is_unknown() -> None:

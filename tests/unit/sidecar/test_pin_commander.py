@@ -136,3 +136,19 @@ async def test_an_engines_error_never_quotes_a_body(
     with pytest.raises(EngineError, match=words) as caught:
         await sender.report("m")
     assert "secret" not in str(caught.value)
+
+
+async def test_warm_and_evict_are_commands_of_their_own(key_file: Path) -> None:
+    plugin = Plugin()
+    sender = commander(plugin, key_file)
+    await sender.warm("m", "e", [5, 6, 7], "a salt")
+    await sender.evict("m", "e", "a#1")
+    warm, evict = plugin.bodies
+    assert (warm["prompt"], warm["cache_salt"]) == ([5, 6, 7], "a salt")
+    assert (len(evict["prompt"]), "cache_salt" in evict) == (1, False)
+    sent = [json.loads(body["vllm_xargs"]["promptprefix"]) for body in plugin.bodies]
+    assert [(each["op"], each["id"], each["tokens"]) for each in sent] == [
+        ("warm", "", 2),
+        ("evict", "a#1", 0),
+    ]
+    assert "a salt" not in json.dumps(sent)
