@@ -162,7 +162,9 @@ class Executor:
             return
         origin = self._provenance.note(progress, before, await self._provenance.reading())
         self._change(record, lambda r: lifecycle.explained(r, origin.words))
-        log.info("prefix warm", **_names(record), computed=origin.computed, **origin.cached)
+        log.info(
+            "prefix warm", **_names(record), computed=origin.computed, found=dict(origin.cached)
+        )
 
     async def _warm_softly(self, record: Record, cache_salt: str) -> Progress | None:
         head = record.head

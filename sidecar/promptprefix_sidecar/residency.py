@@ -66,15 +66,16 @@ class Toucher:
     async def from_tier(self, model: str, head: Head, cache_salt: str) -> bool:
         """Return whether a tier behind GPU memory gave the head, which was just evicted from it."""
         before = await self._engine.metrics()
-        done = await self._prefiller.send(model, head.prompt_ids, cache_salt)
+        progress = Progress()
+        async for end, done in self._prefiller.chunks(model, head, cache_salt):
+            progress = progress.plus(end, done)
         after = await self._engine.metrics()
         given = sum(
             count - before.cached_by_source.get(source, 0)
             for source, count in after.cached_by_source.items()
             if source != DEVICE
         )
-        cached = given if done.cached_tokens is None else done.cached_tokens
-        return given > 0 and cached >= head.tokens
+        return given > 0 and (progress.found or given) >= head.tokens
 
     async def _touch_by_counters(self, model: str, head: Head, cache_salt: str) -> int | None:
         """Ask the engine's counters: they speak of this request if they moved by its length."""
