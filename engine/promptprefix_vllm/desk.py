@@ -84,7 +84,8 @@ class PinDesk:
             if command.op == "pin":
                 self._check_pin(command, len(token_ids), hashes, adapter)
             elif command.op == "warm":
-                self._check_room(command, len(token_ids))
+                self._check_prompt(command, len(token_ids))
+                self.table.check_room(hashes)
             self._begin(request_id, command, now)
         except CommandError as refused:
             self._answers[request_id] = self._answer(now, refused=refused)
@@ -147,7 +148,7 @@ class PinDesk:
         size = self.table.block_size
         if command.tokens % size:
             raise CommandError("Malformed", f"pin a multiple of {size} tokens")
-        self._check_room(command, prompt_tokens)
+        self._check_prompt(command, prompt_tokens)
         if adapter is not None and adapter.in_place:
             raise CommandError(
                 "AdapterInPlace",
@@ -156,7 +157,7 @@ class PinDesk:
             )
         self.table.check_budget(command.id, hashes[: command.tokens // size])
 
-    def _check_room(self, command: Command, prompt_tokens: int) -> None:
+    def _check_prompt(self, command: Command, prompt_tokens: int) -> None:
         if prompt_tokens <= command.tokens:
             # Without one more token, the last block would be computed anew every time.
             raise CommandError("Malformed", "the prompt needs at least one more token")

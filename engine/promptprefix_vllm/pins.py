@@ -107,6 +107,15 @@ class PinTable:
         wanted = set(hashes).union(*(pin.hashes for pin in others))
         self._refuse_over_budget(len(wanted))
 
+    def check_room(self, hashes: Sequence[bytes]) -> None:
+        """Refuses a warm-up for which pins would have to go: no user asked for it."""
+        held = {digest for pin in self._pins.values() for digest in pin.hashes}
+        needed, room = len(set(hashes) - held), self.cache.blocks_total - self.blocks_pinned
+        if needed > room:
+            raise CommandError(
+                "BudgetExceeded", f"{needed} blocks would be computed, pins leave {room}"
+            )
+
     def pin(
         self,
         pin_id: str,

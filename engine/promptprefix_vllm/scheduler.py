@@ -31,6 +31,7 @@ else:
 # vLLM configures this logger's level and handlers for the whole engine process.
 _log = logging.getLogger("vllm.promptprefix")
 _COMPLETED: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
+_WAITING: Final = "WAITING"
 _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 # Where releases keep requests that wait.
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
@@ -69,7 +70,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._desk: PinDesk | None = None
         self._held: deque[tuple[float, Any]] = deque()
-        self._warming: set[str] = set()
+        self._warming: dict[str, float] = {}
         self._refused_answers: dict[str, Answer] = {}
         self._allocation_refused = False
         self._pin_only_stale = True
@@ -122,6 +123,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         text = _command_of(request)
         if text is None or request.request_id in self.requests:
             super().add_request(request)
+            self._step_aside()
             return
         missing = missing_fields(request) if self._desk is not None else ""
         if missing:
@@ -141,10 +143,13 @@ class PinningMixin(_Base):  # type: ignore[misc]
         self._pin_only_stale = True
         if not desk.is_warm_up(request.request_id):
             super().add_request(request)
-        elif self._must_wait() and len(self._held) < _MAX_HELD:
-            self._held.append((time.monotonic() + self._hold_seconds, request))
+            self._step_aside()
+            return
+        deadline = time.monotonic() + self._hold_seconds
+        if self._must_wait() and len(self._held) < _MAX_HELD:
+            self._held.append((deadline, request))
         else:
-            self._admit(request)
+            self._admit(deadline, request)
 
     def _see_adapter(self, request: Any) -> None:
         if self._desk is None or getattr(request, "lora_request", None) is None:
@@ -168,7 +173,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Before super(): a connector may delay the freeing of blocks past the response.
         self._drop_outdated(request)
-        self._warming.discard(request.request_id)
+        self._warming.pop(request.request_id, None)
         answer = self._finish_command(request)
         return _merged(super()._free_request(request, *args, **kwargs), answer)
 
@@ -222,11 +227,21 @@ class PinningMixin(_Base):  # type: ignore[misc]
     def _admit_warm_ups(self, now: float) -> None:
         """After its deadline a warm-up waits like a user."""
         while self._held and (now >= self._held[0][0] or not self._must_wait()):
-            self._admit(self._held.popleft()[1])
+            self._admit(*self._held.popleft())
 
-    def _admit(self, request: Any) -> None:
-        self._warming.add(request.request_id)
+    def _admit(self, deadline: float, request: Any) -> None:
+        self._warming[request.request_id] = deadline
         super().add_request(request)
+
+    def _step_aside(self) -> None:
+        """A warm-up that found no blocks to start with lets those who come later go first."""
+        if not self._warming or not callable(getattr(self.waiting, "remove_request", None)):
+            return
+        now = time.monotonic()
+        for request in [each for each in self.waiting if each.request_id in self._warming]:
+            if now < self._warming[request.request_id] and request.status.name == _WAITING:
+                self.waiting.remove_request(request)
+                self.waiting.add_request(request)
 
     def _record_requests(self, desk: PinDesk, new_requests: Sequence[Any], now: float) -> None:
         if not desk.table.pins and not desk.table.watchlist.entries:

@@ -82,7 +82,8 @@ def _unsupported_cache(scheduler: Any) -> str:
         return "blocks and block hashes have different sizes"
     for spec in specs:
         name = type(spec).__name__
-        if name not in (*_FULL, _WINDOW) or getattr(spec, "prefix_replay_tokens", 0):
+        replayed: Any = getattr(spec, "prefix_replay_tokens", 0)
+        if name not in (*_FULL, _WINDOW) or replayed:
             return f"KV cache groups of {name} are not verified"
         if getattr(spec, "block_size", None) not in (None, size):
             return "the KV cache groups have blocks of different sizes"

@@ -122,6 +122,46 @@ def test_warm_ups_wait_behind_users_and_for_a_bounded_time(
     assert lab.answer(warm_up)["ok"]
 
 
+def test_warm_ups_run_one_at_a_time(lab: Lab) -> None:
+    lab.scheduler.max_num_scheduled_tokens = 2 * SIZE
+    names = [
+        lab.send("pin", name, tokens(seed, 8 * SIZE + 1)) for seed, name in ((2, "a"), (3, "b"))
+    ]
+    user = lab.add(tokens(4, 40))
+    while user not in lab.finished:
+        lab.step()
+        assert names[1] not in lab.scheduler.requests
+    while names[0] not in lab.finished:
+        assert names[1] not in lab.scheduler.requests
+        lab.step()
+    lab.run()
+    assert [pin.id for pin in lab.table.pins] == ["a", "b"]
+
+
+def test_a_warm_up_that_finds_no_blocks_lets_later_users_go_first(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("promptprefix_vllm.scheduler.time.monotonic", lambda: clock[0])
+    running = lab.add(tokens(41, 34 * SIZE), max_tokens=20)
+    lab.step()
+    warm_up = lab.send("pin", "a", PREFIX)
+    assert warm_up in lab.scheduler.requests
+    user = lab.add(tokens(42, 10))
+    while user not in lab.finished:
+        lab.step()
+    assert running not in lab.finished
+    assert warm_up not in lab.finished
+    # After its deadline it waits like a user, in its turn.
+    clock[0] += 31
+    last = lab.add(tokens(43, 10))
+    lab.step()
+    assert [request.request_id for request in lab.scheduler.waiting][-1] == last
+    lab.run()
+    assert lab.answer(warm_up)["ok"]
+    assert last in lab.finished
+
+
 def test_a_held_warm_up_runs_when_the_queue_is_empty_and_can_be_aborted(lab: Lab) -> None:
     lab.add(tokens(44, 30 * SIZE), max_tokens=5)
     lab.step()

@@ -221,6 +221,19 @@ def test_warm_pins_nothing_and_waits_as_a_pin_does(bench: Bench) -> None:
     assert short["reason"] == "Malformed"
 
 
+def test_a_warm_up_takes_no_pins_away(bench: Bench) -> None:
+    bench.send("pin", "a", 8)
+    prompt, hashes = list(range(85)), [bytes([number]) for number in range(1, 21)]
+    bench.desk.receive("w", bench.wire("warm", "", 80, prompt), prompt, hashes)
+    assert bench.desk.is_warm_up("w")
+    prompt, hashes = [9, *prompt], [bytes([number]) for number in range(3, 24)]
+    bench.desk.receive("x", bench.wire("warm", "", 80, prompt), prompt, hashes)
+    answer = bench.desk.finish("x", hashes, completed=True)
+    assert answer is not None
+    assert (answer["reason"], answer["blocks_pinned"]) == ("BudgetExceeded", 2)
+    assert "21 blocks" in answer["message"]
+
+
 def test_a_replaced_adapter_takes_its_pins_and_blocks_along(bench: Bench) -> None:
     old, new, other = Adapter("a", 1), Adapter("a", 2), Adapter("b", 7)
     bench.desk.see_adapter(old)
