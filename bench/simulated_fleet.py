@@ -26,7 +26,9 @@ from promptprefix_sidecar.sidecar import Sidecar, build_sidecar
 
 TOKEN_SECONDS = 7200
 BLOCK_SIZE = 16
-BLOCKS = 8192
+BLOCKS = 4096
+STARTS_PER_S = 20
+"""Pods of a large fleet don't start in the same instant either."""
 PREFILL_TOKENS_PER_S = 10_000.0
 PROBE_SECONDS = 5.0
 APPLY = "application/apply-patch+yaml"
@@ -153,8 +155,15 @@ async def fleet(
             client = await stack.enter_async_context(simulator_client(engine))
             sidecars.append(build_sidecar(settings, client, _control(settings), Clock()))
         running = Fleet(engines, tuple(sidecars))
+        tasks: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each.run()) for each in sidecars]
+
+            async def start() -> None:
+                for each in sidecars:
+                    tasks.append(group.create_task(each.run()))
+                    await asyncio.sleep(1 / STARTS_PER_S)
+
+            tasks.append(group.create_task(start()))
             try:
                 yield running
             finally:
