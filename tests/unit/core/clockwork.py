@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 MINUTE = timedelta(minutes=1)
@@ -47,16 +48,18 @@ class Expression:
         )
 
 
+@cache
+def minutes(zone: ZoneInfo, begin: datetime, end: datetime) -> list[tuple[datetime, datetime]]:
+    """Return all minutes in [begin, end] with what the clocks of the zone show."""
+    count = int((end - begin) / MINUTE) + 1
+    return [(at, local(at, zone)) for at in (begin + n * MINUTE for n in range(count))]
+
+
 def openings(text: str, zone: ZoneInfo, begin: datetime, end: datetime) -> list[datetime]:
     """Return when a schedule comes in [begin, end], minute by minute."""
     expression, found = Expression(text), set[datetime]()
     if expression.by_clock:
-        at = begin
-        while at <= end:
-            if expression.names(local(at, zone)):
-                found.add(at)
-            at += MINUTE
-        return sorted(found)
+        return [at for at, time in minutes(zone, begin, end) if expression.names(time)]
     time = local(begin, zone) - timedelta(days=1)
     while time <= local(end, zone) + timedelta(days=1):
         if expression.names(time):
