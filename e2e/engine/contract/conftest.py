@@ -10,7 +10,7 @@ from e2e.engine.contract.contract_client import ContractClient
 from e2e.engine.contract.subject import Subject, started
 
 
-@pytest.fixture(scope="session", params=["simulator", "vllm"])
+@pytest.fixture(scope="package", params=["simulator", "vllm"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     with started(request.param) as engine:
         yield engine
