@@ -44,6 +44,11 @@ class Candidate:
     models: frozenset[str]
 
     @property
+    def mentions(self) -> frozenset[str]:
+        """The uids of all resources of which it says anything."""
+        return self.knows.union(owner(id_) for id_ in self.reported)
+
+    @property
     def connected(self) -> bool:
         """Whether its sidecar is connected."""
         return self.engine is not None

@@ -66,30 +66,41 @@ def _takers(stations: Iterable[Station]) -> Sequence[Taker]:
     return sorted(found, key=lambda each: (-each.blocks, -each.priority, each.name))
 
 
-def no_room(draft: Draft, circle: Circle, known: Takers, limits: Limits) -> Shortfall:
-    """Return why a prefix is on fewer pods than it could be on."""
+def no_room(
+    draft: Draft, circle: Circle, known: Takers, limits: Limits, behind: int = 0
+) -> Shortfall:
+    """Return why a prefix is on fewer pods than it could be on.
+
+    ``behind`` counts the pods that keep the text before, because the declared one has no room.
+    """
     budget, takers = known.budget(circle), known.of(draft, circle)
     need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
-    counted = len(draft.chosen) - draft.resting
-    held = f"Placed on {counted} of {draft.wanted} pods: " if counted else ""
     share = ""
     if limits.budget_share < 1:
-        share = (
-            f" (namespace {draft.prefix.namespace} may use {limits.budget_share:.0%} of the pin "
-            "budget)"
-        )
+        part = f"{limits.budget_share:.0%} of the pin budget"
+        share = f" (namespace {draft.prefix.namespace} may use {part})"
     if need > budget:
         return Shortfall(
             Reason.BUDGET_EXCEEDED,
-            f"{held}it takes {need} blocks, but pins may take at most {budget} on a pod{share}: "
-            "shorten the text, or raise the pin budget or the size of the engines' KV cache.",
+            f"{_placed(draft, behind)}It takes {need} blocks, but pins may take at most {budget} "
+            f"on a pod{share}: shorten the text, or raise the pin budget or the size of the "
+            "engines' KV cache.",
         )
     most = f" of {budget}" if budget < UNLIMITED else ""
     return Shortfall(
         Reason.BUDGET_EXCEEDED,
-        f"{held}no other pod has room for its {need} blocks in the pin budget{most}{share}. "
+        f"{_placed(draft, behind)}No room for its {need} blocks in the pin budget{most}{share} "
+        f"of any {'' if behind or not draft.chosen else 'other '}pod. "
         f"{_who(takers)}{_help(draft, takers)}",
     )
+
+
+def _placed(draft: Draft, behind: int) -> str:
+    """Say where it is nevertheless; empty if nowhere."""
+    counted = len(draft.chosen) - draft.resting
+    if behind:
+        return f"The text before stays on {behind} of {counted} pods. "
+    return f"Placed on {counted} of {draft.wanted} pods. " if counted else ""
 
 
 def _who(takers: Sequence[Taker]) -> str:
@@ -132,11 +143,11 @@ def refused_pods(draft: Draft, circle: Circle) -> Iterable[Problem]:
     for station in circle.eligible:
         if station in chosen:
             continue
-        need, budget = draft.footprint(station).blocks, station.ledger.budget
+        need = draft.footprint(station).blocks
         yield Problem(
             pod=station.candidate.pod.name,
             reason=Reason.BUDGET_EXCEEDED,
-            message=f"No room for {need} blocks: pins may take {budget} here.",
+            message=f"The pin budget of this pod has no room for its {need} blocks.",
         )
         told += 1
         if told == MAX_PROBLEMS:

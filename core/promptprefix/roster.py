@@ -95,6 +95,7 @@ class Company:
             station = self.stations[pod.uid] = Station(made)
             self.standings += 1
             self._index(station, made, made.knows, made.reported.values())
+            self._note(made.mentions)
             return
         before = station.candidate
         station.candidate = made
@@ -109,6 +110,7 @@ class Company:
         self.standings += 1
         self._drop(station, station.candidate, station.candidate.knows)
         self._uncount(station.candidate, station.candidate.reported.values())
+        self._note(station.candidate.mentions)
 
     def _follow(self, station: Station, before: Candidate, made: Candidate) -> None:
         """Bring the books from a pod's report before to the present one."""
@@ -116,6 +118,7 @@ class Company:
             self._drop(station, before, before.knows)
             self._uncount(before, before.reported.values())
             self._index(station, made, made.knows, made.reported.values())
+            self._note(before.mentions | made.mentions)
             return
         old, new = before.reported, made.reported
         moved = {
@@ -127,6 +130,11 @@ class Company:
         self._drop(station, before, uids & before.knows)
         self._uncount(before, (old[id_] for id_ in moved if id_ in old))
         self._index(station, made, uids & made.knows, (new[id_] for id_ in moved if id_ in new))
+        self._note(uids)
+
+    def _note(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self.news[uid] += 1
 
     def _index(
         self,
@@ -137,7 +145,6 @@ class Company:
     ) -> None:
         for uid in uids:
             self.holders.setdefault(uid, {})[station] = None
-            self.news[uid] += 1
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
                 self.sizes.setdefault(state.id, Counter())[size] += 1
@@ -148,7 +155,6 @@ class Company:
             del holders[station]
             if not holders:
                 del self.holders[uid]
-            self.news[uid] += 1
 
     def _uncount(self, each: Candidate, states: Iterable[PlacementState]) -> None:
         for state in states:

@@ -24,7 +24,15 @@ def status_for(
 ) -> PromptPrefixStatus:
     """Return the status; its transitions are dated ``now`` when they are told first."""
     crowded = _crowded(draft, takers, limits)
-    told = (dossier.mark, draft.circle, draft.demand, draft.wanted, draft.chosen, crowded)
+    told = (
+        dossier.mark,
+        draft.circle,
+        draft.demand,
+        draft.priority,
+        draft.wanted,
+        draft.chosen,
+        crowded,
+    )
     if dossier.status is not None and dossier.told == told:
         return dossier.status
     dossier.told = told
@@ -40,6 +48,11 @@ def _crowded(draft: Draft, takers: Takers, limits: Limits) -> Shortfall | None:
     circle = draft.circle
     if circle is None or not draft.demand.held or draft.prefix.refusal is not None:
         return None
+    current = declared(draft.prefix)
+    if draft.varied and current is not None:
+        behind = len(draft.chosen) - len(draft.holders.get(current.id, ()))
+        if behind:
+            return no_room(draft, circle, takers, limits, behind)
     if draft.missing <= 0:
         return None
     eligible = sum(circle.standing[each] is Standing.ELIGIBLE for each in draft.chosen)
