@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import ValidationError
@@ -131,9 +132,10 @@ def test_bad_settings_are_named(
 @pytest.fixture
 def _logs() -> Iterator[None]:
     root = logging.getLogger()
-    before, level = root.handlers[:], root.level
+    before, level, configured = root.handlers[:], root.level, structlog.get_config()
     yield
     root.handlers[:], root.level = before, level
+    structlog.configure(**configured)
 
 
 @pytest.mark.usefixtures("_logs")
