@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix.durations import parse_duration
@@ -11,6 +11,7 @@ from promptprefix.fleet import Override, Prefix
 from promptprefix.reasons import Reason
 from promptprefix.resource import OnIdle, PromptPrefixSpec
 from promptprefix.windows import Calendar, Hours
+from promptprefix.wire import MATCH_STEP_S
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def _decide(
     return False, Reason.IDLE, message
 
 
+_UNTOLD = timedelta(seconds=MATCH_STEP_S)
 _UNSEEN = (
     "Held whatever spec.idleTTL says: nobody tells of matches. It needs the router, or the engine "
     "plugin on a pod that holds it."
@@ -119,10 +121,14 @@ _UNSEEN = (
 
 
 def _used_until(prefix: Prefix, spec: PromptPrefixSpec, evidence: Evidence) -> datetime | None:
-    """Return until when its latest use holds it; without windows it is used when it is declared."""
+    """Return until when its latest use holds it; without windows it is used when it is declared.
+
+    There may have been later matches than the latest that is known, by one step of telling.
+    """
     if spec.idleTTL is None or not evidence.visible:
         return None
-    uses = [evidence.last_matched]
+    matched = evidence.last_matched
+    uses = [None if matched is None else matched + _UNTOLD]
     if not spec.windows:
         uses += [prefix.created, prefix.version.since if prefix.version is not None else None]
     latest = max((each for each in uses if each is not None), default=None)

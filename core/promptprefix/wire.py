@@ -39,6 +39,9 @@ HARD_PINS = "hard-pins"
 MAX_REPORTED = 4_096
 """Placements, and models, of one pod's report."""
 
+MATCH_STEP_S = 15.0
+"""Matches of a held prefix are told once in this many seconds: the latest known may be so old."""
+
 MAX_MATCHES = 8_192
 """Versions in one report of matches."""
 

@@ -15,7 +15,7 @@ from promptprefix_sidecar.plugin_status import REFUSED_RETRY_S
 from promptprefix_sidecar.settling import settle
 from promptprefix_sidecar.snapshot import FOREVER, PluginStatus, PluginView, Record, Snapshot
 
-MATCH_STEP_S = 1.0
+SAME_MATCH_S = 1.0
 """Ages are rounded and read a little later each time: a match must be newer by this much."""
 
 
@@ -110,7 +110,7 @@ def _with_match(record: Record, report: PinReport, moment: Moment) -> Record:
         moment.wall - (moment.now - seen_at) - age for seen_at, age in times if age is not None
     ]
     latest = max(matched, default=None)
-    if latest is None or (record.last_hit is not None and latest < record.last_hit + MATCH_STEP_S):
+    if latest is None or (record.last_hit is not None and latest < record.last_hit + SAME_MATCH_S):
         return record
     return replace(record, last_hit=latest)
 

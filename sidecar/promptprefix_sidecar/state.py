@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 from promptprefix.reasons import Reason
 from promptprefix.resource import Pinning
-from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState, SidecarState
+from promptprefix.wire import (
+    HARD_PINS,
+    MATCH_STEP_S,
+    EngineState,
+    Phase,
+    PlacementState,
+    SidecarState,
+)
 from promptprefix_sidecar.snapshot import PluginStatus, Record, Snapshot
-
-MATCH_STEP_S = 15.0
 
 
 @dataclass(frozen=True)

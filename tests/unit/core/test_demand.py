@@ -14,6 +14,7 @@ from promptprefix.fleet import Override, Prefix, Version
 from promptprefix.reasons import Reason
 from promptprefix.resource import OnIdle, PromptPrefixSpec
 from promptprefix.windows import Calendar
+from promptprefix.wire import MATCH_STEP_S
 
 
 def at(text: str) -> datetime:
@@ -50,7 +51,8 @@ def prefix(fields: dict[str, object] | None = None, **others: object) -> Prefix:
 
 
 def seen(text: str) -> Evidence:
-    return Evidence(last_matched=at(text), visible=True)
+    """The latest match that may have been, one step after the latest that was told."""
+    return Evidence(last_matched=at(text) - timedelta(seconds=MATCH_STEP_S), visible=True)
 
 
 UNSEEN, SILENT = Evidence(), Evidence(visible=True)

@@ -11,7 +11,15 @@ from typing import Any
 from promptprefix.lint import lint_payload
 from promptprefix.placement import Planner
 from promptprefix.resource import OnIdle, Pinning, PromptPrefixStatus
-from promptprefix.wire import HARD_PINS, EngineState, Phase, Placement, PlacementState, SidecarState
+from promptprefix.wire import (
+    HARD_PINS,
+    MATCH_STEP_S,
+    EngineState,
+    Phase,
+    Placement,
+    PlacementState,
+    SidecarState,
+)
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
@@ -138,7 +146,7 @@ def test_an_idle_prefix_is_held_again_at_its_next_match() -> None:
     bench.controller.step()
     assert bench.told()["Active"] == ("True", "InUse")
 
-    clock.time += timedelta(minutes=10)
+    clock.time += timedelta(minutes=10, seconds=MATCH_STEP_S)
     bench.controller.step()
     assert [each.release for each in bench.set] == [OnIdle.EVICT]
     bench.report(phase=Phase.RELEASED, released=OnIdle.EVICT, last_hit=hit)
