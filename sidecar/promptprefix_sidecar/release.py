@@ -84,7 +84,8 @@ def concluded(record: Record, plugin: PluginView, *, pinned: bool) -> Record:
     obstacle = _obstacle(record, plugin)
     if obstacle is not None:
         return done(record, OnIdle.KEEP, *obstacle)
-    if evictable(record, plugin) or record.phase is Phase.WARM:
+    to_be_pinned = record.phase is Phase.WARM and record.head is not None
+    if evictable(record, plugin) or to_be_pinned:
         return record
     if how is OnIdle.OFFLOAD and record.evicted:
         return record  # only a look at the tier ends it

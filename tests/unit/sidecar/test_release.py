@@ -15,7 +15,7 @@ from promptprefix_sidecar.actions import Evict, Offload, Policy, Prepare, Touch,
 from promptprefix_sidecar.clock import Moment
 from promptprefix_sidecar.pins import PinReport, SeenPin, WatchView
 from promptprefix_sidecar.plan import plan
-from promptprefix_sidecar.snapshot import FOREVER, PluginStatus, Record, Snapshot
+from promptprefix_sidecar.snapshot import FOREVER, FoundPin, PluginStatus, Record, Snapshot
 
 from .records import head, pin, placement, prepared, report, snapshot, warm
 
@@ -130,6 +130,17 @@ def test_what_is_done_with_a_released_prefix(
             None,
             OnIdle.EVICT,
             "",
+        ),
+        # an earlier text of which the engine no longer tells
+        (
+            released(
+                replace(Record(A.placement), phase=Phase.WARM, found=FoundPin(A.pin_id, A.tokens)),
+                OnIdle.EVICT,
+            ),
+            modern(),
+            None,
+            OnIdle.KEEP,
+            "NotEvictable",
         ),
         (released(A, OnIdle.OFFLOAD), modern(), None, OnIdle.KEEP, "NoOffloadTier"),
         (
