@@ -1,4 +1,4 @@
-"""How long a plan takes, statuses and routes included: ``python bench/plan.py``. One core, in memory.
+"""How long a plan takes, statuses and routes included: ``python bench/plan.py``. One core.
 
 Each fleet is planned from scratch, carried out, and planned again after one change. Times are in
 milliseconds: the median of several runs, and the worst.

@@ -50,7 +50,10 @@ UNDECLARED_WORDS = {
 
 @dataclass(frozen=True)
 class Declared:
-    """One declared prefix. ``places`` maps content fields to their places in the document."""
+    """One declared prefix. ``places`` maps content fields to their places in the document.
+
+    ``spec`` and ``metadata`` are those of a manifest; a request body has none.
+    """
 
     document: str
     model: str
@@ -58,6 +61,8 @@ class Declared:
     places: Mapping[str, str]
     fingerprint: str
     lint: LintSettings = field(default_factory=LintSettings)
+    spec: PromptPrefixSpec | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def findings(self) -> list[LintFinding]:
         """Return the linter's findings, under the paths of the document."""
@@ -78,7 +83,7 @@ def declared_prefixes(
     """Return the prefixes that labelled ``documents`` declare, and what is wrong with others."""
     found: list[Declared] = []
     errors: list[InputError] = []
-    objects = list(_objects(documents))
+    objects = list(objects_of(documents))
     sources = {
         (item["kind"], _metadata(item, "namespace"), _metadata(item, "name")): item
         for _, item in objects
@@ -97,7 +102,7 @@ def declared_prefixes(
     return found, errors
 
 
-def _objects(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def objects_of(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield the documents with their labels; the items of a List bear its label."""
     for label, document in documents:
         items = document.get("items") if isinstance(document, Mapping) else None
@@ -135,7 +140,9 @@ def _manifest(document: str, item: Mapping[Any, Any], sources: Sources) -> Decla
         raise ExceptionGroup("spec", complaints) from error
     payload, places = _content(document, _metadata(item, "namespace"), spec.content, sources)
     fingerprint = _fingerprint(document, spec.model, payload, places)
-    return Declared(document, spec.model, payload, places, fingerprint, spec.lint)
+    return Declared(
+        document, spec.model, payload, places, fingerprint, spec.lint, spec, item["metadata"]
+    )
 
 
 def _content(

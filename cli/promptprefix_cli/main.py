@@ -6,16 +6,26 @@ Exit status: 0 fine, 1 findings, 2 bad usage or input.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from promptprefix.annotations import UNPIN, WARM_NOW
-from promptprefix_cli.declared import Declared, declared_prefixes
+from promptprefix.fleet import Limits
+from promptprefix.resource import MAX_PRIORITY
+from promptprefix_cli.declared import Declared, declared_prefixes, objects_of
 from promptprefix_cli.input_error import InputError
 from promptprefix_cli.orders import OrderError, give, order_of, run_kubectl
+from promptprefix_cli.preview import (
+    Engines,
+    described_pods,
+    made_up_pods,
+    preview,
+    preview_report,
+)
 from promptprefix_cli.report import Output, fingerprint_report, lint_report
 from promptprefix_cli.stream import read_documents
 
@@ -115,18 +125,72 @@ def _give(
         raise typer.Exit(BAD_INPUT) from error
 
 
+@app.command()
+def plan(
+    files: Files,
+    blocks: Annotated[
+        int, typer.Option(min=2, help="KV blocks of each engine (vLLM logs the number at start).")
+    ],
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
+    budget: Annotated[
+        int, typer.Option(min=0, help="Blocks that pins may hold on a pod; 0: half of all.")
+    ] = 0,
+    pods: Annotated[
+        int, typer.Option(min=0, help="Pods to make up for each selector; 0: those of the input.")
+    ] = 0,
+    zones: Annotated[int, typer.Option(min=1, help="Zones of the pods that are made up.")] = 1,
+    budget_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the budget that a namespace may use.")
+    ] = 1.0,
+    max_priority: Annotated[
+        int, typer.Option(help="Highest priority that a namespace may use.")
+    ] = MAX_PRIORITY,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say who would hold what, what fits and who loses, on empty pods; exit with 1 if anyone does.
+
+    The pods are those of the input (``kubectl get pods -o yaml``), or ``--pods`` made-up ones.
+    """
+    documents = _documents(files)
+    declared = _declared(documents)
+    try:
+        found = described_pods(objects_of(documents)) if not pods else []
+    except InputError as error:
+        _fail([error])
+    members = made_up_pods(declared, pods, zones) if pods else found
+    if not members:
+        _fail([InputError("", "", "no pods: give their manifests with -f, or --pods N")])
+    engines = Engines(blocks, block_size, budget or blocks // 2)
+    limits = Limits(budget_share, max_priority)
+    made = preview(declared, members, engines, limits, datetime.now(UTC))
+    typer.echo(preview_report(made, output), nl=False)
+    if made.losers:
+        raise typer.Exit(FINDINGS)
+
+
 def _read(files: list[Path]) -> list[Declared]:
     """Return what the files declare, or print what is wrong with them and end the program."""
+    return _declared(_documents(files))
+
+
+def _documents(files: list[Path]) -> list[tuple[str, Any]]:
     try:
-        documents = [d for file in files for d in read_documents(str(file), _bytes(file))]
-        prefixes, errors = declared_prefixes(documents)
+        return [d for file in files for d in read_documents(str(file), _bytes(file))]
     except InputError as unreadable:
-        prefixes, errors = [], [unreadable]
+        _fail([unreadable])
+
+
+def _declared(documents: list[tuple[str, Any]]) -> list[Declared]:
+    prefixes, errors = declared_prefixes(documents)
+    if errors:
+        _fail(errors)
+    return prefixes
+
+
+def _fail(errors: Iterable[InputError]) -> NoReturn:
     for error in errors:
         typer.echo(f"error: {error}", err=True)
-    if errors:
-        raise typer.Exit(BAD_INPUT)
-    return prefixes
+    raise typer.Exit(BAD_INPUT)
 
 
 def _bytes(file: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -29,7 +29,7 @@ def fingerprint_report(prefixes: Sequence[Declared], output: Output) -> str:
     rows = [
         {"document": p.document, "model": p.model, "fingerprint": p.fingerprint} for p in prefixes
     ]
-    return _data(rows, output)
+    return data_report(rows, output)
 
 
 def lint_report(results: Sequence[tuple[Declared, Sequence[LintFinding]]], output: Output) -> str:
@@ -40,7 +40,7 @@ def lint_report(results: Sequence[tuple[Declared, Sequence[LintFinding]]], outpu
         {"document": prefix.document, "findings": [finding.model_dump() for finding in found]}
         for prefix, found in results
     ]
-    return _data(rows, output)
+    return data_report(rows, output)
 
 
 def _lines(prefix: Declared, findings: Sequence[LintFinding]) -> Iterator[str]:
@@ -57,7 +57,8 @@ def _lines(prefix: Declared, findings: Sequence[LintFinding]) -> Iterator[str]:
         )
 
 
-def _data(rows: Sequence[Any], output: Output) -> str:
+def data_report(rows: Sequence[Any] | Mapping[str, Any], output: Output) -> str:
+    """Return the rows as JSON or YAML."""
     if output is Output.JSON:
         return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
     return yaml.safe_dump(rows, sort_keys=False, allow_unicode=True)
