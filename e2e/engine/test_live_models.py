@@ -1,4 +1,4 @@
-"""Pins in live vLLM servers with a model of sliding windows, and with speculative decoding."""
+"""Pins in a live vLLM server with a model of sliding windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.timeout(900)
 
 BLOCKS = 20
 HEAD = BLOCKS * BLOCK_SIZE
-NGRAM = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":1}'
 
 
 def tell(line: str) -> None:
@@ -65,9 +64,3 @@ def test_a_model_with_sliding_windows(window_model: Path) -> None:
     # One group of full attention; each group of windows holds what a window needs.
     assert held >= BLOCKS
     assert (held - BLOCKS) % (WINDOW // BLOCK_SIZE) == 0
-
-
-def test_speculative_decoding_by_ngrams() -> None:
-    extra = ("--speculative-config", NGRAM)
-    with running_engine(tell, EngineOptions(extra=extra)) as engine:
-        assert survives_noise(engine) == BLOCKS
