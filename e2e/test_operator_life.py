@@ -42,6 +42,12 @@ def server() -> Iterator[Cluster]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def _clean(server: Cluster) -> Iterator[None]:
+    yield
+    server.kubectl("delete", "promptprefix", "--all", "-n", "ml", "--timeout=5s")
+
+
 def opening_in(hours: int) -> dict[str, str]:
     """Return a window of one hour that opens in so many hours and now and then again."""
     opens = datetime.now(UTC) + timedelta(hours=hours)
@@ -135,7 +141,6 @@ async def test_an_order_that_can_not_be_read_is_told_once(server: Cluster, tmp_p
         assert active(server, "typo") == ("True", "Held")
         await until(lambda: "InvalidAnnotation" in reasons(server, "typo"))
         assert reasons(server, "typo").count("InvalidAnnotation") == 1
-        server.kubectl("delete", "promptprefix", "typo", "-n", "ml", "--timeout=5s")
 
 
 def reasons(server: Cluster, name: str) -> list[str]:
@@ -151,7 +156,6 @@ async def test_a_percentage_of_the_pods(server: Cluster, tmp_path: Path) -> None
         await until(lambda: ready(server, "half") == ("True", "Warm", 2))
         assert get(server, "promptprefix", "half")["status"]["warm"] == "2/2"
         assert pinned(fakes) == 2
-        server.kubectl("delete", "promptprefix", "half", "-n", "ml", "--timeout=5s")
 
 
 def sized(name: str, text: str, **spec: Any) -> str:
@@ -179,4 +183,3 @@ async def test_a_namespace_keeps_to_its_limits(server: Cluster, tmp_path: Path) 
         await until(lambda: ready(server, "second") == ("True", "Warm", 1))
         await until(lambda: ready(server, "first")[:2] == ("False", "BudgetExceeded"))
         assert pinned(fakes) == 2, "one on each pod"
-        server.kubectl("delete", "promptprefix", "--all", "-n", "ml", "--timeout=5s")

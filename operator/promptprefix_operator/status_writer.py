@@ -155,10 +155,16 @@ async def _within(passed: Callable[[], Awaitable[None]], seconds: float) -> None
 
 
 def _verdicts(status: PromptPrefixStatus) -> object:
-    """Return what is told of the resource without how far it is."""
-    return status.fingerprint, [
+    """Return what is told of the resource without how far it is.
+
+    The message of `Active` is no progress: it tells people on call what became of an order.
+    """
+    conditions = [
         (each.type, each.status, each.reason, each.observedGeneration) for each in status.conditions
     ]
+    active = [each.message for each in status.conditions if each.type == ConditionType.ACTIVE]
+    hours = (status.activeWindow, status.nextTransitionTime)
+    return status.fingerprint, conditions, active, hours
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:

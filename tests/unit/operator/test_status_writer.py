@@ -34,7 +34,7 @@ BODY: dict[str, Any] = {
 }
 
 
-def status(*phases: Phase) -> PromptPrefixStatus:
+def status(*phases: Phase, notes: tuple[str, ...] = ()) -> PromptPrefixStatus:
     engine = EngineState(healthy=True, address="a", port=1, block_size=16)
     holdings = tuple(
         Holding(f"p{i}", PlacementState(id="i", phase=phase, tokens=16), engine)
@@ -42,7 +42,7 @@ def status(*phases: Phase) -> PromptPrefixStatus:
     )
     cluster = Cluster(lambda: None)
     cluster.see_resource(BODY)
-    prefix = Prefix("u", "ml", "a", 1, cluster.resources["u"].spec)
+    prefix = Prefix("u", "ml", "a", 1, cluster.resources["u"].spec, notes=notes)
     return status_of(Outlook(prefix, len(holdings), holdings), NOW)
 
 
@@ -139,6 +139,17 @@ async def test_progress_is_written_now_and_then_and_a_transition_at_once() -> No
         assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2"]
         await made.plan(WARM)
         assert [each["status"]["warm"] for each in made.writes] == ["0/2", "1/2", "2/2"]
+
+
+async def test_what_became_of_an_order_is_written_at_once() -> None:
+    async with bench() as made:
+        await made.plan(WARM)
+        await made.plan(status(Phase.WARM, Phase.WARM, notes=("The annotation has no effect.",)))
+        messages = [each["status"]["conditions"][1]["message"] for each in made.writes]
+        assert [("no effect" in each) for each in messages] == [False, True]
+        opens = NOW + timedelta(hours=1)
+        await made.plan(WARM.model_copy(update={"nextTransitionTime": opens}))
+        assert made.writes[-1]["status"]["nextTransitionTime"] == "2026-11-29T01:00:00Z"
 
 
 async def test_progress_is_written_without_a_further_plan(monkeypatch: pytest.MonkeyPatch) -> None:
