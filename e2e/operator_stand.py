@@ -49,14 +49,17 @@ FILLED_KINDS = ("Secret", "ConfigMap")
 
 
 @contextmanager
-def control_plane(pods: int = 2) -> Iterator[Cluster]:
-    """A control plane with the CRD, the operator's rights and ``pods`` that no node runs."""
+def control_plane(pods: int = 2, secrets: Collection[str] = ()) -> Iterator[Cluster]:
+    """A control plane with the CRD, the operator's rights and ``pods`` that no node runs.
+
+    ``secrets``: names of those that the operator may get.
+    """
     with Cluster.start(progress=print, node=False) as started:
         started.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
         started.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         for namespace in (SYSTEM, "ml"):
             apply(started, json.dumps(_namespace(namespace)))
-        for each in installed("ml", RBAC_KINDS + FILLED_KINDS):
+        for each in installed("ml", RBAC_KINDS + FILLED_KINDS, secrets):
             apply(started, json.dumps(each))
         started.kubectl("create", "serviceaccount", "vllm", "-n", "ml")
         for index in range(pods):
@@ -64,12 +67,11 @@ def control_plane(pods: int = 2) -> Iterator[Cluster]:
         yield started
 
 
-def installed(served: str, kinds: Collection[str]) -> list[Object]:
+def installed(served: str, kinds: Collection[str], secrets: Collection[str] = ()) -> list[Object]:
     """Return what the chart installs for a served namespace: rights, and what is filled later."""
+    values = {"namespaces": [served], "contentSecrets": {served: list(secrets)} if secrets else {}}
     return [
-        each
-        for each in render("promptprefix", {"namespaces": [served]}, namespace=SYSTEM)
-        if each["kind"] in kinds
+        each for each in render("promptprefix", values, namespace=SYSTEM) if each["kind"] in kinds
     ]
 
 
@@ -211,10 +213,18 @@ async def operator(
 async def _read(running: Operator) -> None:
     assert running.process.stderr is not None
     async for line in running.process.stderr:
-        entry = json.loads(line)
+        entry = _entry(line)
         running.lines.append(entry)
         if entry["event"] == "serving":
             running.port, running.metrics_port = entry["control_port"], entry["metrics_port"]
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    """Return a line of the log; what Python prints at its end is no JSON."""
+    if line.startswith(b"{"):
+        found: dict[str, Any] = json.loads(line)
+        return found
+    return {"event": line.decode().rstrip(), "level": "critical"}
 
 
 def _kubeconfig(server: Cluster) -> str:

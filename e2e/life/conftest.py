@@ -10,12 +10,13 @@ import pytest_asyncio
 
 from e2e.cluster import Cluster
 from e2e.life.stand import Life, life
+from e2e.life.texts import SALTS
 from e2e.operator_stand import control_plane
 
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Cluster]:
-    with control_plane(pods=0) as started:
+    with control_plane(pods=0, secrets=SALTS) as started:
         yield started
 
 

@@ -50,7 +50,7 @@ async def test_an_equal_priority_does_not_displace(stand: Life) -> None:
 async def test_a_shared_head_is_counted_once(stand: Life) -> None:
     """Each alone takes more than half of the budget; both fit, since most of them is the same."""
     pod = stand.pods[0]
-    head = text("buoys and beacons", LARGE)
+    head = text("beacons", LARGE)
     stand.apply("red", head + "Speak of red ones. " * 4)
     await stand.until("red", "Warm", ("True", "Warm"))
     alone = await pod.metric("pinned_blocks")

@@ -7,13 +7,12 @@ import json
 import pytest
 
 from e2e.life.stand import Life
-from e2e.life.texts import text
+from e2e.life.texts import SALTS, text
 from e2e.operator_stand import apply
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="package")]
 
 TEXT = text("customs papers", 30)
-SALTS = {"tenant-a": "a-salt-of-tenant-a-0001", "tenant-b": "b-salt-of-tenant-b-0002"}
 
 
 async def test_salted_prefixes_are_apart(stand: Life) -> None:
