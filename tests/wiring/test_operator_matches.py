@@ -101,4 +101,3 @@ async def test_an_idle_prefix_is_let_go_and_comes_back_with_the_next_request(
             [version] = api.objects[PREFIXES, "ml", "triage"]["status"]["versions"]
             assert version["lastMatched"] is not None
             assert ids == (f"11-22-{version['id']}",)
-            await until(lambda: condition_of(api, "Ready") == ("True", "Released"))
