@@ -163,7 +163,7 @@ class Lab:
         for name in names:
             request = self.scheduler.requests.get(name)
             prefilling = request is not None and request.is_prefill_chunk
-            sampled.append([] if prefilling else [7])
+            sampled.append([] if prefilling else self.sample(name, output))
         result = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -176,6 +176,10 @@ class Lab:
                 if item.finish_reason is not None:
                     self.finished.add(item.request_id)
                     self.answers[item.request_id] = item.kv_transfer_params
+
+    def sample(self, name: str, output: Any) -> list[int]:
+        """The tokens that a step gave a request that is past its prompt."""
+        return [7]
 
     def transfers(self) -> Any:
         """What the workers tell of a KV connector's transfers with a step's results."""
