@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from promptprefix.reasons import Reason
 from promptprefix.resource import (
@@ -17,6 +17,9 @@ from promptprefix.resource import (
     VersionStatus,
 )
 from promptprefix.wire import SidecarState
+
+Size: TypeAlias = tuple[int, int, tuple[str, ...]]
+"""How large a version is by a report: block size, tokens, and digests of its heads."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class Snapshot:
 
     ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started,
     and pods without a connected sidecar may yet report what they hold. ``limits`` are by namespace;
-    one without has all. ``routed`` holds the namespaces whose router tells of matches.
+    one without has all. ``routed`` holds the namespaces whose router tells of matches. ``sizes``
+    has what pods have reported of versions by their ids, whether they still do or not.
     """
 
     prefixes: tuple[Prefix, ...] = ()
@@ -156,6 +160,7 @@ class Snapshot:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     routed: frozenset[str] = frozenset()
     retention: Retention = DEFAULT_RETENTION
+    sizes: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)
 
 
 def placement_id(uid: str, model: str, content_digest: str, salt_digest: str = "") -> str:

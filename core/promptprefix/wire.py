@@ -114,7 +114,8 @@ class PlacementState(Wire):
     protected just now. ``released`` is what came of the blocks of a released one, empty as long as
     it is held or being released. ``heads`` are digests (12 hex characters) of its first
     `HEAD_LADDER` blocks: equal digests are shared blocks. ``last_hit`` is the latest request of a
-    user that matched it, cached or not. Times are Unix seconds.
+    user that matched it, cached or not; ``counted``: the engine's plugin takes note of such. Times
+    are Unix seconds. Of a released one whose tokens nobody knew they are asked for.
     """
 
     id: str
@@ -129,6 +130,7 @@ class PlacementState(Wire):
     released: OnIdle | None = None
     heads: tuple[str, ...] = Field(default=(), max_length=len(HEAD_LADDER))
     last_hit: float | None = None
+    counted: bool = False
     warm_seconds: float | None = None
 
 

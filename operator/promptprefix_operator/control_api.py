@@ -34,7 +34,8 @@ from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
 
-MAX_BODY_BYTES = 1_048_576
+MAX_BODY_BYTES = 8 * 1024 * 1024
+"""A report of `MAX_REPORTED` placements has this room; who asks is known before it is read."""
 BODY_SECONDS = 15.0
 """A body must come within this time."""
 

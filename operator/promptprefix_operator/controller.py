@@ -23,6 +23,7 @@ from promptprefix.wire import RoutePrefix
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
+from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics, Warmth
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import Sidecars
@@ -55,6 +56,7 @@ class Controller:
         declarations: Declarations,
         publication: Publication,
         matches: Matches,
+        measures: Measures,
         planner: Callable[[], Planner],
         metrics: Metrics,
         now: Callable[[], datetime],
@@ -71,6 +73,7 @@ class Controller:
         self._declarations = declarations
         self._publication = publication
         self._matches = matches
+        self._measures = measures
         self._make_planner = planner
         self._planner = planner()
         self._metrics = metrics
@@ -137,18 +140,22 @@ class Controller:
 
     def _observe(self, now: datetime) -> Snapshot:
         prefixes = self._declarations.prefixes(self._cluster, now)
+        sessions = self._sidecars.connected()
         self._matches.follow(prefixes)
+        self._measures.follow(prefixes)
+        self._measures.read({uid: session.state for uid, session in sessions.items()})
         return Snapshot(
             prefixes=prefixes,
             pods=apart(self._cluster.pods.values()),
             sidecars={
                 uid: self._publication.sidecar(uid, session.state, session.applied)
-                for uid, session in self._sidecars.connected().items()
+                for uid, session in sessions.items()
             },
             settling=self.settling,
             limits=self._limits,
             routed=self._matches.routed,
             retention=self._retention,
+            sizes=self._measures.sizes,
         )
 
     def _execute(self, snapshot: Snapshot, made: Plan, now: datetime) -> None:

@@ -22,6 +22,7 @@ from promptprefix_operator.events import Events, Notice
 from promptprefix_operator.handlers import Login, follow, registry_of
 from promptprefix_operator.identity import TokenReviewer
 from promptprefix_operator.matches import Matches
+from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import Observer
@@ -124,6 +125,7 @@ def assemble(
         declarations=declarations,
         publication=publication,
         matches=matches,
+        measures=Measures(),
         planner=Planner,
         metrics=metrics,
         now=steady.now,

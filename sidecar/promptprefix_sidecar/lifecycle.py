@@ -72,7 +72,12 @@ def began(record: Record) -> Record:
 
 
 def prepared(record: Record, head: Head, now: float, recheck_at: float) -> Record:
-    """The tokens are known. Other tokens than before are warmed before the old pin goes."""
+    """The tokens are known. Other tokens than before are warmed before the old pin goes.
+
+    One that is released stays so.
+    """
+    if record.phase is Phase.RELEASED:
+        return replace(record, head=head, found=None, failures=0, retry_at=NEVER)
     found = record.pin_id
     before, record = record, replace(record, head=head, found=None, recheck_at=recheck_at)
     if before.phase is Phase.WARM and (before.head == head or found == record.pin_id):
@@ -93,6 +98,10 @@ def prepare_failed(record: Record, failure: Failure, now: float, recheck_at: flo
     """The tokens can't be had. A warm prefix stays warm: a failed check says nothing about it."""
     if record.phase is Phase.WARM and not failure.settled:
         return replace(record, recheck_at=recheck_at)
+    if record.phase is Phase.RELEASED:
+        failures = record.failures + 1
+        retry_at = recheck_at if failure.settled else now + backoff(failures)
+        return replace(record, failures=failures, retry_at=retry_at)
     return replace(failed(record, failure, now), head=None, recheck_at=recheck_at)
 
 

@@ -153,7 +153,8 @@ class PinReport:
 
     The last whole report was asked for at ``asked_at`` and read at ``reported_at``; the engine made
     it between the two, so what it did in that time may be missing. ``watched`` is None where the
-    plugin knows no more commands than pin, unpin, renew and report.
+    plugin knows no more commands than pin, unpin, renew and report; ``parted`` are the pins that
+    went since.
     """
 
     epoch: str
@@ -169,6 +170,7 @@ class PinReport:
     released: Mapping[str, str] = field(default_factory=dict)
     watched: Mapping[str, WatchView] | None = None
     offload_tier: str = ""
+    parted: frozenset[str] = frozenset()
 
     @property
     def evicts(self) -> bool:
@@ -185,6 +187,18 @@ class PinReport:
         """Ids of what is watched by owner."""
         return _by_owner(self.watched or {})
 
+    def counts(self, placement_id: str) -> bool:
+        """Whether the plugin takes note of requests that match this placement.
+
+        It watches what was pinned, but an older one only counts hits of pins.
+        """
+        owner = pin_owner(placement_id)
+        return self.evicts and (
+            owner in self.pins_of
+            or owner in self.watched_of
+            or any(owner_of(each) == owner for each in self.parted)
+        )
+
     @property
     def budget_left(self) -> int:
         """Blocks that may still be pinned."""
@@ -196,12 +210,13 @@ class PinReport:
         Only a whole report says which other pins are gone: the list of releases names ids that may
         have been pinned again since.
         """
-        pins = dict(self.pins)
-        if answer.reason == PinReason.UNKNOWN_PIN:
-            pins.pop(pin_id, None)
+        pins, parted = dict(self.pins), self.parted
+        if answer.reason == PinReason.UNKNOWN_PIN and pins.pop(pin_id, None) is not None:
+            parted |= {pin_id}
         for view in answer.pins:
             if view.released_reason:
                 pins.pop(view.id, None)
+                parted |= {view.id}
             else:
                 pins[view.id] = SeenPin(view, now)
         return replace(
@@ -212,6 +227,7 @@ class PinReport:
             budget_blocks=answer.budget_blocks,
             pins=pins,
             released={item.id: item.reason for item in answer.released},
+            parted=parted,
         )
 
 

@@ -89,6 +89,9 @@ def _warm_ups(snapshot: Snapshot, policy: Policy) -> Iterator[Due[WarmAction]]:
     for record in snapshot.records.values():
         if record.releasing and can_evict(record, snapshot.plugin):
             yield from _releases(snapshot, record)
+    for record in snapshot.records.values():
+        if _unmeasured(snapshot, record):
+            yield Due(record.retry_at, Prepare(record.id))
 
 
 def _missing(snapshot: Snapshot, policy: Policy, record: Record) -> Due[WarmAction]:
@@ -110,6 +113,13 @@ def _releases(snapshot: Snapshot, record: Record) -> Iterator[Due[WarmAction]]:
     if record.placement.release is OnIdle.OFFLOAD and known:
         action = Prepare(record.id) if record.head is None else Offload(record.id)
         yield Due(record.retry_at, action)
+
+
+def _unmeasured(snapshot: Snapshot, record: Record) -> bool:
+    """Return whether nobody has asked yet how many tokens a released prefix has."""
+    served = record.placement.model in snapshot.engine.models
+    resting = record.wanted and record.phase is Phase.RELEASED and not record.placement.retained
+    return resting and record.head is None and served
 
 
 def _wants_hard(snapshot: Snapshot, record: Record) -> bool:

@@ -92,6 +92,7 @@ def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
 
 def _placement_state(record: Record, snapshot: Snapshot) -> PlacementState:
     reason, message = _explanation(record, snapshot)
+    report = snapshot.plugin.report
     return PlacementState(
         id=record.id,
         phase=record.phase,
@@ -105,6 +106,7 @@ def _placement_state(record: Record, snapshot: Snapshot) -> PlacementState:
         released=record.released,
         heads=() if record.head is None else record.head.ladder,
         last_hit=record.last_hit,
+        counted=report is not None and report.counts(record.id),
         warm_seconds=record.warm_seconds,
     )
 

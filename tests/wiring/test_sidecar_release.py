@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from promptprefix.payload import Payload
 from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase, Placement
 
@@ -216,12 +217,10 @@ async def test_a_restarted_sidecar_evicts_what_it_finds(
         await control.state(placement.id)
     await control.want([released(placement, OnIdle.EVICT)])
     control.states.clear()
-    control.asked.clear()
     async with running(engine, control, tmp_path):
         state = await control.state(placement.id, Phase.RELEASED)
     assert state.released is OnIdle.EVICT
     assert cached(engine) == 0
-    assert not control.asked
 
 
 async def test_a_restarted_engine_holds_nothing_of_what_was_released(
@@ -267,4 +266,58 @@ async def test_a_released_prefix_holds_no_pod_back(
     async with running(engine, control, tmp_path) as sidecar:
         await until(sidecar, lambda _: sidecar.gate.why_closed() == "")
         await control.state(placement.id, Phase.RELEASED)
-        assert not control.asked
+        assert cached(engine) == 0
+
+
+async def test_the_tokens_of_what_was_never_held_are_asked_for_and_nothing_else(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    placement = control.placement("triage", TEXT)
+    await control.want([released(placement, OnIdle.KEEP)])
+    async with running(engine, control, tmp_path):
+        state = await control.state(placement.id, Phase.RELEASED, where=lambda s: s.tokens > 0)
+        assert (state.released, state.reason, state.counted) == (OnIdle.KEEP, "", False)
+        assert (state.resident_tokens, state.pinned_tokens) == (0, 0)
+        assert state.token_digest
+        assert state.heads
+        assert cached(engine) == 0
+        assert set(engine.commands()) == {"report"}
+        tokens = state.tokens
+        await control.want([placement])
+        assert (await control.state(placement.id)).tokens == tokens
+
+
+async def test_after_a_restart_nobody_counts_matches_of_what_is_released(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    placement = control.placement("triage", TEXT)
+    await control.want([placement])
+    async with running(engine, control, tmp_path):
+        assert (await control.state(placement.id)).counted
+        await control.want([released(placement, OnIdle.KEEP)])
+        warm = await control.state(placement.id, Phase.RELEASED)
+        assert warm.counted
+        engine.restart()
+        state = await control.state(
+            placement.id, Phase.RELEASED, where=lambda s: not s.counted and s.tokens > 0
+        )
+        assert (state.tokens, state.heads) == (warm.tokens, warm.heads)
+        assert cached(engine) == 0
+        await control.want([placement])
+        assert (await control.state(placement.id)).counted
+        await control.want([released(placement, OnIdle.KEEP)])
+        assert (await control.state(placement.id, Phase.RELEASED)).counted
+
+
+async def test_a_text_that_can_not_be_measured_stays_released(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    placement = control.placement("triage", Payload(systemInstructions="Hi"))
+    await control.want([released(placement, OnIdle.KEEP)])
+    async with running(engine, control, tmp_path) as sidecar:
+        await until(
+            sidecar, lambda s: placement.id in s.records and s.records[placement.id].failures
+        )
+        state = await control.state(placement.id, Phase.RELEASED)
+        assert (state.tokens, state.released) == (0, OnIdle.KEEP)
+        assert sidecar.board.snapshot.records[placement.id].failures == 1

@@ -11,11 +11,14 @@ from aiohttp import web
 
 from promptprefix.payload import Payload
 from promptprefix.placement import Plan
-from promptprefix.resource import Pinning
+from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import (
+    HEAD_LADDER,
     MAX_REPORTED,
     EngineState,
+    Phase,
     Placement,
+    PlacementState,
     Revision,
     RoutePrefix,
     Salt,
@@ -185,6 +188,31 @@ REFUSED = [
     ("GET", "/v1/salts/salted-1", "router", None, 403),
     ("GET", "/v1/content/../../etc/passwd", "pod", None, 404),
 ]
+
+
+async def test_the_largest_report_is_taken(hasty: Setup) -> None:
+    hasty.publication.publish(planned(u0=()))
+    each = PlacementState(
+        id=f"{'0' * 36}-{'0' * 12}",
+        phase=Phase.WARM,
+        reason="WarmFailed",
+        message="x" * 1024,
+        token_digest="0" * 64,
+        tokens=2**53,
+        resident_tokens=2**53,
+        pinned_tokens=2**53,
+        pinned=Pinning.HARD,
+        released=OnIdle.OFFLOAD,
+        heads=("0" * 12,) * len(HEAD_LADDER),
+        last_hit=1764500000.123456,
+        counted=True,
+        warm_seconds=1764500000.123456,
+    )
+    state = SidecarState(engine=ENGINE, placements=(each,) * MAX_REPORTED)
+    body = SyncRequest(state=state).model_dump_json()
+    assert len(body) < MAX_BODY_BYTES
+    await hasty.ask("POST", SYNC, "pod", body)
+    assert len(hasty.sidecars.connected()["u0"].state.placements) == MAX_REPORTED
 
 
 @pytest.mark.parametrize(("method", "path", "token", "body", "expected"), REFUSED)

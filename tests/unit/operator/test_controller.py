@@ -16,6 +16,7 @@ from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
+from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.salts import Salts
@@ -40,6 +41,7 @@ class Bench:
             sidecars=self.sidecars,
             declarations=Declarations(lint_payload, Salts()),
             matches=Matches(lambda: NOW, lambda: self.now, self.wake.set),
+            measures=Measures(),
             planner=lambda: self.planner,
             publication=self.publication,
             metrics=self.metrics,

@@ -30,6 +30,7 @@ from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
+from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.salts import Salts
@@ -80,6 +81,7 @@ class Bench:
             ),
             publication=self.publication,
             matches=self.matches,
+            measures=Measures(),
             planner=Planner,
             metrics=Metrics(),
             now=lambda: self.now,

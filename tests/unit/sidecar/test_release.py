@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 
 from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase
-from promptprefix_sidecar import desired, engine_change, evidence, release, settling
+from promptprefix_sidecar import desired, engine_change, evidence, lifecycle, release, settling
 from promptprefix_sidecar.actions import Evict, Offload, Policy, Prepare, Touch, Unpin, Warm
 from promptprefix_sidecar.clock import Moment
-from promptprefix_sidecar.pins import PinReport, SeenPin, WatchView
+from promptprefix_sidecar.pins import (
+    PinAnswer,
+    PinReport,
+    PinView,
+    SeenPin,
+    WatchView,
+    whole_report,
+)
 from promptprefix_sidecar.plan import plan
 from promptprefix_sidecar.snapshot import FOREVER, FoundPin, PluginStatus, Record, Snapshot
 
@@ -266,6 +273,10 @@ def test_a_release_always_ends_and_never_warms(steps: list[str]) -> None:
                 known = evidence.with_report(known, modern(), NOW)
             case Warm(_, True):
                 known = _after(known, "pinned")
+            case Prepare() if known.records["a"].phase is Phase.RELEASED:
+                known = settling.change(
+                    known, "a", lambda r: lifecycle.prepared(r, head(), NOW.now, FOREVER)
+                )
             case Warm() | Prepare():
                 pytest.fail("a released prefix is not warmed")
             case _:
@@ -301,3 +312,47 @@ def test_a_placement_id_keeps_its_tokens_while_released() -> None:
     gone = release.done(released(A, OnIdle.EVICT), OnIdle.EVICT)
     assert (gone.head, gone.pin_id, gone.tokens) == (head(), A.pin_id, A.tokens)
     assert placement("a").release is None
+
+
+@pytest.mark.parametrize(
+    ("record", "asked"),
+    [
+        (Record(A.placement), Prepare("a")),
+        (prepared("a"), None),
+        (Record(A.placement.model_copy(update={"retained": True})), None),
+        (Record(A.placement.model_copy(update={"model": "other"})), None),
+        (Record(A.placement, wanted=False), None),
+        (Record(A.placement, retry_at=FOREVER), None),
+    ],
+)
+def test_what_is_released_is_measured_once(record: Record, asked: Prepare | None) -> None:
+    resting = replace(released(record, OnIdle.KEEP), phase=Phase.RELEASED, released=OnIdle.KEEP)
+    assert plan(snapshot(resting, found=modern()), Policy(), 100.0).warm == asked
+
+
+@pytest.mark.parametrize(
+    ("found", "counts"),
+    [
+        (modern(), False),
+        (modern(pin(A)), True),
+        (modern(watch=(watched(A, 0),)), True),
+        (modern(pin(warm("b")), watch=(watched(warm("c"), 0),)), False),
+        # an older plugin ceases to count when a pin goes
+        (report(pin(A)), False),
+    ],
+)
+def test_what_was_pinned_is_counted(found: PinReport, counts: bool) -> None:
+    assert found.counts("a") is counts
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PinAnswer(ok=True, pins=(PinView(id=A.pin_id, released_reason="Unpinned"),)),
+        PinAnswer(ok=False, reason="UnknownPin"),
+    ],
+)
+def test_a_pin_that_just_went_is_counted_until_a_report_says_otherwise(answer: PinAnswer) -> None:
+    merged = modern(pin(A)).merged(A.pin_id, answer, 100.0)
+    assert (merged.pins, merged.counts("a"), merged.counts("b")) == ({}, True, False)
+    assert not whole_report(PinAnswer(ok=True, watched=()), 101.0, 101.0).counts("a")
