@@ -24,6 +24,7 @@ from promptprefix.resource import (
     LintSettings,
     PromptPrefixSpec,
 )
+from promptprefix.windows import WindowError, read_window
 from promptprefix_cli.input_error import InputError, validation_errors
 
 Sources: TypeAlias = Mapping[tuple[str, str, str], Mapping[str, Any]]
@@ -70,6 +71,16 @@ class Declared:
             return []
         found = lint_payload(self.payload, model=self.model, ignore=self.lint.ignore)
         return [finding.model_copy(update={"path": self.places[finding.path]}) for finding in found]
+
+    def window_errors(self) -> list[tuple[str, str]]:
+        """Return the fields of windows that can't be read, and what is wrong with them."""
+        errors = []
+        for index, window in enumerate(self.spec.windows if self.spec is not None else ()):
+            try:
+                read_window(window)
+            except WindowError as error:
+                errors.append((f"spec.windows[{index}].{error.field}", error.problem))
+        return errors
 
     def text_at(self, path: str) -> str:
         """Return the text of the field that stands at ``path`` of the document."""

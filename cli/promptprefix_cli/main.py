@@ -78,10 +78,13 @@ def fingerprint(files: Files, output: OutputOption = Output.TEXT) -> None:
 
 @app.command()
 def lint(files: Files, output: OutputOption = Output.TEXT) -> None:
-    """Say what keeps declared texts from being reused; exit with 1 if anything does."""
+    """Say what keeps declared texts from being reused; exit with 1 if anything does.
+
+    Windows that can't be read are told, too.
+    """
     results = [(prefix, prefix.findings()) for prefix in _read(files)]
     typer.echo(lint_report(results, output), nl=False)
-    if any(found for _, found in results):
+    if any(found or prefix.window_errors() for prefix, found in results):
         raise typer.Exit(FINDINGS)
 
 

@@ -166,18 +166,21 @@ def preview(
         blocks_total=engines.blocks,
         budget_blocks=engines.budget,
     )
+    blocks = {
+        prefix.version.id: -(-prefix.version.estimated_tokens // engines.block_size)
+        for prefix in prefixes
+        if prefix.version is not None
+    }
+    size = engines.block_size
     snapshot = Snapshot(
         prefixes=tuple(prefixes),
         pods=tuple(pods),
         sidecars={pod.uid: Sidecar(SidecarState(engine=engine)) for pod in pods},
         limits={pod.namespace: limits for pod in pods},
+        sizes={id_: ((size, each * size, ()),) for id_, each in blocks.items() if each},
     )
     made = plan(snapshot, now)
-    sizes = {
-        prefix.uid: -(-prefix.version.estimated_tokens // engines.block_size)
-        for prefix in prefixes
-        if prefix.version is not None
-    }
+    sizes = {owner(id_): each for id_, each in blocks.items()}
     return Preview(
         prefixes=tuple(_rows(prefixes, pods, sizes, made, limits)),
         pods=tuple(_pod_rows(pods, sizes, made, int(engines.budget * limits.budget_share + 1e-9))),

@@ -37,13 +37,19 @@ def lint_report(results: Sequence[tuple[Declared, Sequence[LintFinding]]], outpu
     if output is Output.TEXT:
         return "".join(line for prefix, found in results for line in _lines(prefix, found))
     rows = [
-        {"document": prefix.document, "findings": [finding.model_dump() for finding in found]}
+        {
+            "document": prefix.document,
+            "findings": [finding.model_dump() for finding in found],
+            "windows": [{"path": path, "message": why} for path, why in prefix.window_errors()],
+        }
         for prefix, found in results
     ]
     return data_report(rows, output)
 
 
 def _lines(prefix: Declared, findings: Sequence[LintFinding]) -> Iterator[str]:
+    for path, problem in prefix.window_errors():
+        yield f"{prefix.document}: {path}: {problem}\n"
     if prefix.lint.policy is LintPolicy.OFF:
         yield f"{prefix.document}: not linted, spec.lint.policy is Off\n"
     elif not findings:

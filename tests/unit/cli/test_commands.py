@@ -316,3 +316,27 @@ def test_a_broken_input_is_never_quoted(text: str, place: str) -> None:
     assert status == 2
     assert place in errors
     assert "bot" not in out + errors
+
+
+@pytest.mark.parametrize("policy", ["Warn", "Off"])
+@pytest.mark.parametrize(
+    ("window", "words"),
+    [
+        ({"schedule": "0 0 31 2 *"}, "spec.windows[1].schedule: "),
+        ({"timeZone": "Europe/Atlantis"}, "spec.windows[1].timeZone: Europe/Atlantis is no time"),
+    ],
+)
+def test_lint_tells_of_windows_that_can_not_be_read(
+    window: dict[str, str], words: str, policy: str
+) -> None:
+    good = {"name": "office", "schedule": "0 8 * * *", "duration": "10h"}
+    bad = {**good, "name": "bad", **window}
+    text = prefix(windows=[good, bad], lint={"policy": policy})
+    code, out, _ = run("lint", text=text)
+    assert code == 1
+    assert words in out
+    assert "windows[0]" not in out
+    (row,) = json.loads(run("lint", "-o", "json", text=text)[1])
+    assert f"{row['windows'][0]['path']}: {row['windows'][0]['message']}".startswith(words)
+    code, out, _ = run("lint", text=prefix(windows=[good], lint={"policy": "Off"}))
+    assert (code, "windows" in out) == (0, False)
