@@ -124,6 +124,7 @@ class Bench:
         size, begun = self.size, time.monotonic()
         await self.admin.send_all(applying(index, size) for index in range(size.prefixes))
         created = time.monotonic() - begun
+        tell(f"{size.prefixes} resources applied after {created:.1f} s")
         done = await self.watch.until_ready(size.prefixes, size.ready_s)
         taken = time.monotonic() - begun
         await self.settle()
@@ -278,6 +279,7 @@ async def run(size: Size, server: Cluster, folder: Path) -> Json:
             await step()
             name = step.__name__
             tell(f"{name}: {json.dumps(bench.report[name])}")
+            write(bench.report)  # a run that is cut short has told what it found until then
         bench.report["operator_complaints"] = complaints(bench.operator)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         bench.report["fleet_peak_mb"] = round(usage.ru_maxrss / 1024)
@@ -291,9 +293,14 @@ def main() -> None:
     structlog.configure(wrapper_class=quiet)  # the sidecars of this process
     with control_plane() as server, tempfile.TemporaryDirectory(prefix="scale-") as name:
         report = asyncio.run(run(size, server, Path(name)))
+    write(report)
+    print(json.dumps(report, indent=1))
+
+
+def write(report: Json) -> None:
+    """Keep the report."""
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,9 @@ BLOCKS = 4096
 STARTS_PER_S = 20
 """Pods of a large fleet don't start in the same instant either."""
 PREFILL_TOKENS_PER_S = 10_000.0
-PROBE_SECONDS = 5.0
+PROBE_SECONDS = 15.0
+REPORT_SECONDS = 30.0
+"""Rarer than in pods of their own: all sidecars share one core, and would spend it on looking."""
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 
@@ -182,6 +184,7 @@ def _settings(pod: PodOfFleet, control_url: str, folder: Path) -> Settings:
         key_file=folder / "key",
         latch_file=folder / f"{pod.name}.latch",
         probe_interval_s=PROBE_SECONDS,
+        report_interval_s=REPORT_SECONDS,
     )
 
 
