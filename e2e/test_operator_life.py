@@ -70,6 +70,7 @@ def order(server: Cluster, *arguments: str) -> str:
     environment = {
         "PATH": f"{kubectl.parent}:{os.environ['PATH']}",
         "KUBECONFIG": str(server.kubeconfig),
+        "HOME": str(server.state_dir),  # kubectl keeps a cache there
     }
     command = [sys.executable, "-c", "from promptprefix_cli.main import app; app()", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
