@@ -132,6 +132,7 @@ def measure(engine: RunningEngine, rounds: int, seconds: float) -> Json:
     """Take turns, so that whatever else the machine does hits all alike."""
     client = EngineClient(engine)
     chunk = chunk_seconds(client)
+    tell(f"a piece of {CHUNK} tokens takes {chunk:.2f} s")
     kinds: dict[str, Callable[[EngineClient], None] | None] = {
         "no warm-ups": None,
         "pieces behind users": pieces,
