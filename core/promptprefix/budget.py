@@ -36,18 +36,19 @@ class Claimant(Protocol):
 class Ledger:
     """Who holds which blocks of one pod; a block that several hold counts once."""
 
-    __slots__ = ("_nodes", "budget", "claims", "used")
+    __slots__ = ("_extras", "_nodes", "budget", "claims", "used")
 
     def __init__(self, budget: int = UNLIMITED) -> None:
         self.budget = budget
         self.used = 0
         self.claims: dict[Claimant, Footprint] = {}
         self._nodes: dict[Node, int] = {}
+        self._extras: list[Footprint] = []
 
-    def clear(self, budget: int) -> None:
+    def clear(self) -> None:
         """Begin anew."""
-        self.budget = budget
         self.used = 0
+        self._extras.clear()
         self.claims.clear()
         if self._nodes:
             self._nodes.clear()
@@ -74,25 +75,51 @@ class Ledger:
         need = footprint.blocks if not footprint.shared else self.need(footprint)
         if need and self.used + need > self.budget:
             return False
-        self.used += need
         self.claims[claimant] = footprint
-        for node, _ in footprint.shared:
-            self._nodes[node] = self._nodes.get(node, 0) + 1
+        self._add(need, footprint)
         return True
+
+    def force(self, claimant: Claimant, footprint: Footprint) -> None:
+        """Give room to a claimant that holds none, whether it fits or not."""
+        self.claims[claimant] = footprint
+        self._add(self.need(footprint), footprint)
 
     def extend(self, footprint: Footprint) -> bool:
         """Give room to another version of somebody who holds room; return whether it fits."""
         need = self.need(footprint)
         if need and self.used + need > self.budget:
             return False
-        self.used += need
-        for node, _ in footprint.shared:
-            self._nodes[node] = self._nodes.get(node, 0) + 1
+        self._extras.append(footprint)
+        self._add(need, footprint)
         return True
+
+    def retract(self) -> None:
+        """Take the room of all other versions away."""
+        for footprint in self._extras:
+            self._remove(footprint)
+        self._extras.clear()
 
     def give_back(self, claimant: Claimant) -> None:
         """Take a claimant's room away."""
-        footprint = self.claims.pop(claimant)
+        self._remove(self.claims.pop(claimant))
+
+    def could(self, claimant: Claimant, footprint: Footprint) -> bool:
+        """Whether a claimant would find room for this instead of what it has, if need be by others.
+
+        Those of lower priority would go.
+        """
+        rest = Ledger(self.budget)
+        for each, their in self.claims.items():
+            if each is not claimant and each.priority >= claimant.priority:
+                rest.force(each, their)
+        return rest.fits(footprint)
+
+    def _add(self, need: int, footprint: Footprint) -> None:
+        self.used += need
+        for node, _ in footprint.shared:
+            self._nodes[node] = self._nodes.get(node, 0) + 1
+
+    def _remove(self, footprint: Footprint) -> None:
         self.used -= footprint.own
         for node, size in footprint.shared:
             self._nodes[node] -= 1
@@ -141,8 +168,4 @@ class Ledger:
 
     def _restore(self, given: Sequence[tuple[Claimant, Footprint]]) -> None:
         for each, footprint in given:
-            need = self.need(footprint)
-            self.used += need
-            self.claims[each] = footprint
-            for node, _ in footprint.shared:
-                self._nodes[node] = self._nodes.get(node, 0) + 1
+            self.force(each, footprint)

@@ -7,141 +7,157 @@ when one of these says something new.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
-from promptprefix.assignment import Draft, Stay, Tenure
 from promptprefix.circles import Circle
 from promptprefix.conditions import Holding, Outlook
 from promptprefix.demand import Demand, Evidence, demand
+from promptprefix.draft import Draft, Stay, Tenure
 from promptprefix.eligibility import Standing
-from promptprefix.fleet import Prefix, Version
-from promptprefix.heads import NOTHING, Families, Head
+from promptprefix.fleet import Prefix
+from promptprefix.heads import NOTHING, Families, Footprint, Head
+from promptprefix.notes import Notes
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roster import Company, Station, tie_of
 from promptprefix.routes import route_prefix_of, routed_versions
-from promptprefix.sizes import Sizes, heads_of
-from promptprefix.tenure import declared
+from promptprefix.sizes import Sizes, heads_of, sizes_of
+from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
-from promptprefix.wire import HARD_PINS, Phase, Placement, RoutePrefix
+from promptprefix.wire import Phase, Placement, RoutePrefix
 
 _STAYING = (Standing.ELIGIBLE, Standing.UNHEALTHY, Standing.ASLEEP)
-_LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
 class Dossier:
-    """Notes on one resource, for as long as it is the same object."""
+    """Notes on one resource, for as long as it is the same."""
 
     def __init__(self, prefix: Prefix) -> None:
         spec = prefix.spec
         self.prefix = prefix
         self.selector = spec.pods.selector.model_dump_json() if spec is not None else ""
+        self.current = declared(prefix)
         self.versions = tuple(v for v in (prefix.version, *prefix.earlier) if v is not None)
-        self._tie = tie_of(prefix.uid)
-        self.mark: tuple[Company, int] | None = None
-        self.matched: Mapping[str, datetime] = {}
-        self.warm_pods: Mapping[str, int] = {}
+        self.sole = sole(prefix)
+        self.notes = Notes(prefix.uid, self.versions, self.current)
         self.heads: tuple[Head, ...] = ()
-        self.plugged = False
         self.outlook: Outlook | None = None
         self.status: PromptPrefixStatus | None = None
         self.told: tuple[object, ...] = ()
-        self.routes: tuple[RoutePrefix, ...] = ()
+        self._tie = tie_of(prefix.uid)
+        self._sizes: tuple[object, ...] = ()
+        self._latest = max(
+            (v.last_matched for v in self.versions if v.last_matched is not None), default=None
+        )
+        self._used = self._latest
+        self._routes: tuple[RoutePrefix, ...] = ()
         self._routed: tuple[object, ...] = ()
         self._asked: tuple[Evidence, datetime, Demand] | None = None
-        self._stays: tuple[tuple[object, ...], Sequence[Stay]] = ((), ())
-        self._holdings: dict[Station, Holding] = {}
+        self._families: Families | None = None
+        self._printed: tuple[Head, ...] = ()
+        self._prints: tuple[Footprint, ...] = ()
+        self._ground: tuple[object, ...] = ()
+        self._circle: Circle | None = None
+        self._stays: dict[Station, Stay] = {}
+        self._in_order: Sequence[Stay] = []
         self._placements: dict[tuple[object, ...], Placement] = {}
 
     def read(self, company: Company) -> None:
         """Read what the pods report of it, if that is news."""
-        mark = (company, company.news[self.prefix.uid])
-        if mark == self.mark:
+        if not self.notes.read(company):
             return
-        self.mark = mark
-        hits: dict[str, float] = {}
-        warm: dict[str, int] = {}
-        self.plugged = False
-        for station in company.holders.get(self.prefix.uid, ()):
-            each = station.candidate
-            engine = each.engine
-            if engine is not None and HARD_PINS in engine.capabilities:
-                self.plugged = True
-            for version in self.versions:
-                state = each.reported.get(version.id)
-                if state is None:
-                    continue
-                if state.last_hit is not None and state.last_hit > hits.get(version.id, 0.0):
-                    hits[version.id] = min(state.last_hit, _LATEST)
-                if state.phase is Phase.WARM and each.serving:
-                    warm[version.id] = warm.get(version.id, 0) + 1
-        self.matched = {id_: datetime.fromtimestamp(hit, UTC) for id_, hit in hits.items()}
-        self.warm_pods = warm
-        heads = tuple(heads_of(self.prefix, company))
-        if heads != self.heads:
-            self.heads = heads
+        known = [self._latest] if self._latest is not None else []
+        self._used = max((*known, *self.notes.matched.values()), default=None)
+        sizes = tuple(sizes_of(version, company) for version in self.versions)
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self.heads = tuple(heads_of(self.prefix, company))
 
     def demand(self, routed: bool, now: datetime, calendar: Calendar) -> Demand:
         """Return whether it is to be held; ``routed``: a router tells of its matches."""
-        matches = [v.last_matched for v in self.versions if v.last_matched is not None]
-        latest = max((*matches, *self.matched.values()), default=None)
-        if latest is not None and latest > now:
-            latest = now
-        evidence = Evidence(latest, routed or self.plugged)
+        used = self._used
+        if used is not None and used > now:
+            used = now
+        visible = routed or self.notes.plugged
         if self._asked is not None:
             asked, since, answer = self._asked
             fresh = since <= now and (answer.wake_at is None or now < answer.wake_at)
-            if fresh and asked == evidence:
+            if fresh and asked.last_matched == used and asked.visible == visible:
                 return answer
+        evidence = Evidence(used, visible)
         answer = demand(self.prefix, evidence, now, calendar)
+        if self._asked is not None and answer == self._asked[2]:
+            answer = self._asked[2]
         self._asked = (evidence, now, answer)
         return answer
 
-    def stays(
-        self, company: Company, circle: Circle, sizes: Sizes, families: Families, held: bool
-    ) -> Sequence[Stay]:
-        """Return the pods that may keep it, those that should stay first."""
-        key = (self.mark, circle, families, held)
-        if self._stays[0] != key:
-            self._stays = (key, self._in_order(list(self._staying(company, circle, sizes, held))))
-        return self._stays[1]
+    def stays(self, circle: Circle, sizes: Sizes, families: Families, held: bool) -> Sequence[Stay]:
+        """Return the pods that may keep it, those that should stay first.
 
-    def _staying(
-        self, company: Company, circle: Circle, sizes: Sizes, held: bool
-    ) -> Iterator[Stay]:
-        prefix = self.prefix
-        current = declared(prefix)
-        for station in company.holders.get(prefix.uid, ()):
-            standing = circle.standing.get(station)
-            if standing not in _STAYING or standing is None:
+        It is the same object as before as long as it says the same.
+        """
+        stale = self.notes.stale
+        self.notes.stale = set()
+        if families is not self._families or self.heads is not self._printed:
+            self._families, self._printed = families, self.heads
+            self._prints = tuple(families.footprint(head) for head in self.heads)
+        ground = (self._sizes, self._prints, held)
+        if ground != self._ground:
+            self._ground = ground
+            stale.update(self.notes.by_station, self._stays)
+        elif circle is not self._circle:
+            known, standing = self._stays, circle.standing
+            for station in self.notes.by_station:
+                stay = known.get(station)
+                if standing.get(station) is not (stay.standing if stay is not None else None):
+                    stale.add(station)
+        self._circle = circle
+        changed = False
+        for station in stale:
+            new = self._stay(station, circle, sizes, held)
+            if self._stays.get(station) == new:
                 continue
-            each = station.candidate
-            phase = None if current is None else each.phase(current.id)
-            warm = (v for v in prefix.earlier if each.phase(v.id) is Phase.WARM)
-            old = next(warm, None) if prefix.earlier else None
-            before = None if old is None else sizes.of(prefix, old, station)
-            if current is None:
-                yield Stay(station, standing, before or NOTHING)
-                continue
-            room = sizes.of(prefix, current, station)
-            if before is None or not held:
-                yield Stay(station, standing, room)
-            elif phase is Phase.WARM:
-                yield Stay(station, standing, room, second=before)
+            changed = True
+            if new is None:
+                del self._stays[station]
             else:
-                yield Stay(station, standing, before, alone=room)
+                self._stays[station] = new
+        if changed:
+            self._in_order = self._ordered(list(self._stays.values()))
+        return self._in_order
 
-    def _in_order(self, stays: list[Stay]) -> Sequence[Stay]:
+    def _stay(self, station: Station, circle: Circle, sizes: Sizes, held: bool) -> Stay | None:
+        prefix, each = self.prefix, station.candidate
+        standing = circle.standing.get(station)
+        if standing not in _STAYING or standing is None or prefix.uid not in each.knows:
+            return None
+        cold = prefix.uid not in each.warms
+        if not held:
+            return Stay(station, standing, NOTHING, cold=cold)
+        warm = (v for v in prefix.earlier if each.phase(v.id) is Phase.WARM)
+        earlier = next(warm, None) if prefix.earlier else None
+        before: Footprint | None = None
+        if earlier is not None:
+            before = sizes.of(prefix, earlier, station)
+        if self.current is None:
+            return Stay(station, standing, before or NOTHING, old=before is not None, cold=cold)
+        if before is not None and each.phase(self.current.id) is not Phase.WARM:
+            return Stay(station, standing, before, old=True, cold=cold)
+        room = sizes.of(prefix, self.current, station)
+        return Stay(station, standing, room, second=before, cold=cold)
+
+    def _ordered(self, stays: list[Stay]) -> Sequence[Stay]:
         """Order pods that hold it: the warm ones first, each zone and node in its turn."""
-        spec, uid = self.prefix.spec, self.prefix.uid
+        spec = self.prefix.spec
         if spec is None or spec.replicas == "All":
             return sorted(stays, key=lambda each: each.station.order)
-        cold = {each: uid not in each.station.candidate.warms for each in stays}
-        ranked = sorted(stays, key=lambda each: (cold[each], each.station.tie ^ self._tie))
-        crowd = _turns(ranked, lambda each: each.station.node)
-        ranked.sort(key=lambda each: (cold[each], crowd[each]))
-        turn = _turns(ranked, lambda each: each.station.zone)
-        ranked.sort(key=lambda each: (cold[each], turn[each], crowd[each]))
+        ranked = sorted(stays, key=lambda each: (each.cold, each.station.tie ^ self._tie))
+        if len(ranked) == 1:
+            return ranked
+        crowd = _turns(ranked, lambda each: each.node)
+        ranked.sort(key=lambda each: (each.cold, crowd[each.station]))
+        turn = _turns(ranked, lambda each: each.zone)
+        ranked.sort(key=lambda each: (each.cold, turn[each.station], crowd[each.station]))
         return ranked
 
     def placement(self, tenure: Tenure, priority: int, asked: Demand) -> Placement:
@@ -166,45 +182,44 @@ class Dossier:
             )
         return found
 
-    def routes_of(self, draft: Draft) -> tuple[RoutePrefix, ...]:
+    def routes(self, draft: Draft) -> tuple[RoutePrefix, ...]:
         """Return the versions as routers match them."""
-        key = (self.mark, draft.holders)
+        key = (self.notes.route_mark, draft.holders)
         if self._routed == key:
-            return self.routes
+            return self._routes
         self._routed = key
-        made = tuple(
-            route_prefix_of(
-                self.prefix,
-                version,
-                [each.candidate for each in draft.holders.get(version.id, ())],
-                salted=bool(version.salt_digest),
-            )
-            for version in routed_versions(self.prefix, draft.holders)
-        )
-        if made != self.routes:
-            self.routes = made
-        return self.routes
+        digests = self.notes.digests
+        made = []
+        for version in routed_versions(self.prefix, draft.holders):
+            warm = digests.get(version.id, {})
+            holders = draft.holders.get(version.id, ())
+            found = {warm[each] for each in holders if each in warm}
+            made.append(route_prefix_of(self.prefix, version, found))
+        if tuple(made) != self._routes:
+            self._routes = tuple(made)
+        return self._routes
 
-    def holdings(self, stations: Sequence[Station], current: Version | None) -> tuple[Holding, ...]:
+    def holdings(self, stations: Sequence[Station]) -> tuple[Holding, ...]:
         """Return what chosen pods report of the declared version."""
-        known, made = self._holdings, {}
-        for station in stations:
-            each = station.candidate
-            state = None if current is None else each.reported.get(current.id)
-            found = known.get(station)
-            if found is None or found.state is not state or found.engine is not each.engine:
-                new = Holding(each.pod.name, state, each.engine)
-                found = found if found is not None and found == new else new
-            made[station] = found
-        self._holdings = made
-        return tuple(made.values())
+        known = self.notes.by_station
+        return tuple(
+            note.holding if (note := known.get(each)) is not None else _unknown(each)
+            for each in stations
+        )
 
 
-def _turns(stays: Sequence[Stay], place: Callable[[Stay], str]) -> Mapping[Stay, int]:
+def _unknown(station: Station) -> Holding:
+    """Return a pod that says nothing of the resource."""
+    each = station.candidate
+    return Holding(each.pod.name, None, each.engine)
+
+
+def _turns(stays: Sequence[Stay], place: Callable[[Station], str]) -> Mapping[Station, int]:
     """Return of each how many before it are at the same place."""
     seen: Counter[str] = Counter()
     turns = {}
     for each in stays:
-        turns[each] = seen[place(each)]
-        seen[place(each)] += 1
+        at = place(each.station)
+        turns[each.station] = seen[at]
+        seen[at] += 1
     return turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from promptprefix.conditions import Shortfall
@@ -30,23 +30,21 @@ class Standing(Enum):
 class Candidate:
     """A pod and what its sidecar says.
 
-    ``holds`` and ``warms`` are the uids of the resources of which it may hold some version, and
-    of which it holds one warm; ``knows`` also has those of which it has released what it held.
+    ``owned`` has the reports by the uid of the resource. ``holds`` and ``warms`` are the uids of
+    the resources of which it may hold some version, and of which it holds one warm; ``knows`` also
+    has those of which it has released what it held, ``mentions`` all of which it says anything.
     """
 
     pod: Pod
-    engine: EngineState | None
-    reported: Mapping[str, PlacementState]
-    told: frozenset[str]
-    holds: frozenset[str]
-    warms: frozenset[str]
-    knows: frozenset[str]
-    models: frozenset[str]
-
-    @property
-    def mentions(self) -> frozenset[str]:
-        """The uids of all resources of which it says anything."""
-        return self.knows.union(owner(id_) for id_ in self.reported)
+    engine: EngineState | None = None
+    reported: Mapping[str, PlacementState] = field(default_factory=dict)
+    owned: Mapping[str, Sequence[PlacementState]] = field(default_factory=dict)
+    told: frozenset[str] = frozenset()
+    holds: frozenset[str] = frozenset()
+    warms: frozenset[str] = frozenset()
+    knows: frozenset[str] = frozenset()
+    mentions: frozenset[str] = frozenset()
+    models: frozenset[str] = frozenset()
 
     @property
     def connected(self) -> bool:
@@ -78,21 +76,25 @@ class Candidate:
 
 def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
     """Join a pod with its sidecar's report."""
-    none: frozenset[str] = frozenset()
     if sidecar is None:
-        return Candidate(pod, None, {}, none, none, none, none, none)
+        return Candidate(pod)
     reported = {state.id: state for state in sidecar.state.placements}
-    held = {owner(id_) for id_, state in reported.items() if held_there(state)}
+    owned: dict[str, list[PlacementState]] = {}
+    for id_, state in reported.items():
+        owned.setdefault(owner(id_), []).append(state)
     told = {owner(id_) for id_ in sidecar.told}
-    released = {owner(id_) for id_, state in reported.items() if state.phase is Phase.RELEASED}
+    holds = told.union(uid for uid, states in owned.items() if any(map(held_there, states)))
+    phases = {uid: {state.phase for state in states} for uid, states in owned.items()}
     return Candidate(
         pod=pod,
         engine=sidecar.state.engine,
         reported=reported,
+        owned=owned,
         told=sidecar.told,
-        holds=frozenset(held | told),
-        warms=frozenset(owner(id_) for id_, s in reported.items() if s.phase is Phase.WARM),
-        knows=frozenset(held | told | released),
+        holds=frozenset(holds),
+        warms=frozenset(uid for uid, seen in phases.items() if Phase.WARM in seen),
+        knows=frozenset(holds.union(uid for uid, seen in phases.items() if Phase.RELEASED in seen)),
+        mentions=frozenset(told.union(owned)),
         models=frozenset(sidecar.state.engine.models),
     )
 

@@ -14,8 +14,11 @@ from typing import TypeAlias
 
 from promptprefix.wire import HEAD_LADDER
 
-Node: TypeAlias = tuple[str, int, int, str]
-"""Blocks that several prefixes begin with: scope, block size, rung and digest."""
+Rung: TypeAlias = tuple[str, int, int, str]
+"""Leading blocks: scope, block size, how many, and their digest."""
+
+Node: TypeAlias = tuple[Rung, int]
+"""Blocks that several prefixes have in common: those of a rung, but for so many first ones."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,15 @@ class Head:
     heads: tuple[str, ...] = ()
 
     @property
-    def rungs(self) -> Iterable[tuple[int, Node]]:
+    def rungs(self) -> Iterable[tuple[int, Rung]]:
         """The leading blocks of which there are digests: how many, and which."""
-        for rung, digest in zip(HEAD_LADDER, self.heads, strict=False):
-            if rung > self.blocks:
+        for count, digest in zip(HEAD_LADDER, self.heads, strict=False):
+            if count > self.blocks:
                 return
-            yield rung, (self.scope, self.block_size, rung, digest)
+            yield count, (self.scope, self.block_size, count, digest)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Footprint:
     """The blocks of a version: ``own``, and those that others may have too, from the first on."""
 
@@ -61,11 +64,11 @@ class Families:
     """
 
     def __init__(self, heads: Iterable[Head]) -> None:
-        self._sharers: Counter[Node] = Counter()
+        self._sharers: Counter[Rung] = Counter()
         self._known: dict[Head, Footprint] = {}
         for head in heads:
             if head.heads:
-                self._sharers.update(node for _, node in head.rungs)
+                self._sharers.update(rung for _, rung in head.rungs)
 
     def footprint(self, head: Head) -> Footprint:
         """Return the footprint of one of the heads, or of one that shares nothing."""
@@ -78,14 +81,15 @@ class Families:
 
     def _read(self, head: Head) -> Footprint:
         segments: list[tuple[Node, int]] = []
-        covered = sharers = 0
-        for rung, node in head.rungs:
-            size = self._sharers[node]
-            if size < 2:
+        begin = covered = sharers = 0
+        for count, rung in head.rungs:
+            also = self._sharers[rung]
+            if also < 2:
                 break
-            if segments and size == sharers:
-                segments[-1] = (node, segments[-1][1] + rung - covered)
+            if segments and also == sharers:
+                segments.pop()
             else:
-                segments.append((node, rung - covered))
-            covered, sharers = rung, size
+                begin = covered
+            segments.append(((rung, begin), count - begin))
+            covered, sharers = count, also
         return Footprint(head.blocks, head.blocks - covered, tuple(segments))

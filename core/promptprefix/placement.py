@@ -6,15 +6,16 @@ remembers what it read and worked out, so that a plan after a small change costs
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
-from promptprefix.assignment import Draft, assign
+from promptprefix.assignment import assign
 from promptprefix.budget import budget_of
 from promptprefix.circles import Circles
 from promptprefix.dossier import Dossier
+from promptprefix.draft import Draft
 from promptprefix.fleet import Limits, Prefix, Snapshot
 from promptprefix.heads import Families, Head
 from promptprefix.refusals import Takers
@@ -23,7 +24,7 @@ from promptprefix.roster import Roster, Station
 from promptprefix.routes import endpoint_of
 from promptprefix.sizes import Sizes
 from promptprefix.telling import status_for
-from promptprefix.tenure import sole, tenures
+from promptprefix.tenure import tenures
 from promptprefix.windows import Calendar
 from promptprefix.wire import Placement, RouteEndpoint, RoutePrefix
 
@@ -54,42 +55,47 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 class Planner:
-    """Makes plans, and remembers as much as the pods and resources of the last snapshot need."""
+    """Makes plans, and remembers as much as the pods and resources of the last snapshot need.
+
+    One whose `plan` has raised is of no further use.
+    """
 
     def __init__(self) -> None:
         self._calendar = Calendar()
         self._roster = Roster()
         self._circles = Circles()
         self._dossiers: dict[str, Dossier] = {}
+        self._drafts: dict[str, Draft] = {}
         self._heads: Sequence[tuple[Head, ...]] = ()
         self._families = Families(())
+        self._extended: set[Station] = set()
 
     def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
         """Return the plan for ``snapshot``, the same as any other planner's."""
         self._roster.see(snapshot.pods, snapshot.sidecars)
         prefixes = sorted(snapshot.prefixes, key=lambda each: (each.namespace, each.name, each.uid))
         dossiers = self._open(prefixes)
-        stations = self._clear(snapshot.limits)
-        drafts = self._drafts(snapshot, dossiers, now)
-        assign(drafts)
-        _settle(drafts, dossiers, snapshot, now)
+        moved: set[Station] = set()
+        drafts = self._begin(snapshot, dossiers, now, moved)
+        stations = self._stations(snapshot.limits)
+        assign(drafts, stations, moved)
+        self._settle(drafts, dossiers, snapshot, now, moved)
         takers = Takers()
         statuses = {}
         routes: list[RoutePrefix] = []
         for draft, dossier in zip(drafts, dossiers, strict=True):
-            _grant(draft, dossier)
-            routes += dossier.routes_of(draft)
+            routes += dossier.routes(draft)
             if not draft.prefix.deleting and not draft.awaited:
                 limits = snapshot.limits.get(draft.prefix.namespace, _ALL)
                 statuses[draft.prefix.uid] = status_for(draft, dossier, takers, limits, now)
-        self._circles.prune()
+        self._close()
         return Plan(
-            desired=_desired(stations),
+            desired=_desired(stations, moved),
             prefixes=tuple(routes),
             endpoints=tuple(_endpoints(stations)),
             statuses=statuses,
             kept=frozenset(id_ for draft in drafts for id_, on in draft.holders.items() if on),
-            wake_at=min(_wakes(drafts, now), default=None),
+            wake_at=min(_wakes(drafts), default=None),
         )
 
     def _open(self, prefixes: Sequence[Prefix]) -> Sequence[Dossier]:
@@ -102,25 +108,21 @@ class Planner:
             dossier.read(self._roster.company(prefix.namespace))
             opened[prefix.uid] = dossier
         self._dossiers = opened
-        for company in self._roster.companies.values():
-            company.prune(opened)
         return list(opened.values())
 
-    def _clear(self, limits: Mapping[str, Limits]) -> list[Station]:
-        """Return all pods, by namespace and name, each with an empty ledger."""
-        companies = self._roster.companies
-        stations = []
-        for namespace in sorted(companies):
-            share = limits.get(namespace, _ALL)
-            for station in companies[namespace].in_order:
-                station.ledger.clear(budget_of(station.candidate.engine, share))
-                station.granted = []
-                stations.append(station)
-        return stations
+    def _close(self) -> None:
+        self._circles.prune()
+        for company in self._roster.companies.values():
+            company.close()
 
-    def _drafts(
-        self, snapshot: Snapshot, dossiers: Sequence[Dossier], now: datetime
+    def _begin(
+        self, snapshot: Snapshot, dossiers: Sequence[Dossier], now: datetime, moved: set[Station]
     ) -> list[Draft]:
+        """Return the drafts as the last plan left them, with what each resource asks for now."""
+        for station in self._extended:
+            station.ledger.retract()
+        for uid in self._drafts.keys() - self._dossiers.keys():
+            self._drafts.pop(uid).leave(moved)
         heads = [dossier.heads for dossier in dossiers if dossier.heads]
         if heads != self._heads:
             self._families = Families(head for each in heads for head in each)
@@ -130,85 +132,107 @@ class Planner:
 
     def _draft(self, snapshot: Snapshot, dossier: Dossier, sizes: Sizes, now: datetime) -> Draft:
         prefix, spec = dossier.prefix, dossier.prefix.spec
+        draft = self._drafts.get(prefix.uid)
+        if draft is None:
+            draft = self._drafts[prefix.uid] = Draft(prefix)
         demand = dossier.demand(prefix.namespace in snapshot.routed, now, self._calendar)
         cap = snapshot.limits.get(prefix.namespace, _ALL).max_priority
         priority = min(spec.priority, cap) if spec is not None else 0
         if spec is None or spec.suspend or prefix.deleting:
-            return Draft(prefix, priority, demand, None, sizes)
+            draft.begin(prefix, priority, demand, None, sizes)
+            return draft
         company = self._roster.company(prefix.namespace)
         circle = self._circles.circle(
             prefix.namespace, company, dossier.selector, spec.pods.selector, spec.model
         )
-        draft = Draft(prefix, priority, demand, circle, sizes)
-        draft.stays = dossier.stays(company, circle, sizes, self._families, demand.held)
+        draft.begin(prefix, priority, demand, circle, sizes)
+        draft.stays = dossier.stays(circle, sizes, self._families, demand.held)
         draft.awaited = snapshot.settling and not circle.connected
         return draft
 
+    def _stations(self, limits: Mapping[str, Limits]) -> list[Station]:
+        """Return all pods, by namespace and name, with the budgets of this moment."""
+        companies = self._roster.companies
+        stations = []
+        for namespace in sorted(companies):
+            share = limits.get(namespace, _ALL)
+            for station in companies[namespace].in_order:
+                station.ledger.budget = budget_of(station.candidate.engine, share)
+                stations.append(station)
+        return stations
 
-def _settle(
-    drafts: Sequence[Draft], dossiers: Sequence[Dossier], snapshot: Snapshot, now: datetime
-) -> None:
-    """Say which versions chosen pods hold; room for more than one goes by priority, too."""
-    edited = []
-    for draft, dossier in zip(drafts, dossiers, strict=True):
-        if not draft.prefix.earlier:
-            draft.tenures = sole(draft.prefix)
-            draft.holders = {each.version.id: draft.chosen for each in draft.tenures}
-        elif draft.chosen:
-            edited.append((draft, dossier))
-    edited.sort(key=lambda each: each[0].order)
-    for draft, dossier in edited:
-        for station in draft.chosen:
-            held = tenures(draft, station, dossier.matched, now, snapshot.retention)
-            draft.varied[station] = held
-            for each in held:
-                draft.holders.setdefault(each.version.id, []).append(station)
+    def _settle(
+        self,
+        drafts: Sequence[Draft],
+        dossiers: Sequence[Dossier],
+        snapshot: Snapshot,
+        now: datetime,
+        moved: set[Station],
+    ) -> None:
+        """Say which versions chosen pods hold; room for more than one goes by priority, too."""
+        edited = []
+        for draft, dossier in zip(drafts, dossiers, strict=True):
+            if draft.prefix.earlier:
+                edited.append((draft, dossier))
+            else:
+                draft.settle_alike(
+                    {each.version.id: draft.chosen for each in dossier.sole},
+                    tuple(
+                        dossier.placement(each, draft.priority, draft.demand)
+                        for each in dossier.sole
+                    ),
+                    moved,
+                )
+        edited.sort(key=lambda each: each[0].order)
+        self._extended = set()
+        for draft, dossier in edited:
+            self._extended.update(draft.chosen)
+            matched, retention = dossier.notes.matched, snapshot.retention
+            held = {
+                station: tenures(draft, station, matched, now, retention)
+                for station in draft.chosen
+            }
+            placements = {
+                station: tuple(dossier.placement(each, draft.priority, draft.demand) for each in on)
+                for station, on in held.items()
+            }
+            draft.settle(held, placements, moved)
 
 
-def _grant(draft: Draft, dossier: Dossier) -> None:
-    """Add to the pods' sets."""
-    if draft.varied:
-        for station, held in draft.varied.items():
-            station.granted += [
-                dossier.placement(each, draft.priority, draft.demand) for each in held
-            ]
-        return
-    for each in draft.tenures if draft.chosen else ():
-        placement = dossier.placement(each, draft.priority, draft.demand)
-        for station in draft.chosen:
-            station.granted.append(placement)
-
-
-def _desired(stations: Sequence[Station]) -> Mapping[str, tuple[Placement, ...]]:
-    desired = {}
-    for station in stations:
-        if station.candidate.engine is None:
-            continue
-        made = tuple(station.granted)
+def _desired(
+    stations: Sequence[Station], moved: set[Station]
+) -> Mapping[str, tuple[Placement, ...]]:
+    for station in moved:
+        placements: list[Placement] = []
+        drafts = (each for each in station.ledger.claims if isinstance(each, Draft))
+        for draft in sorted(drafts, key=attrgetter("rank")):
+            placements += draft.told(station)
+        made = tuple(placements)
         if made != station.desired:
             station.desired = made
-        desired[station.candidate.pod.uid] = station.desired
-    return desired
+    return {
+        station.candidate.pod.uid: station.desired
+        for station in stations
+        if station.candidate.engine is not None
+    }
 
 
 def _endpoints(stations: Sequence[Station]) -> Iterator[RouteEndpoint]:
     for station in stations:
-        shown = (station.candidate, station.desired)
-        if station.shown is None or not all(map(operator.is_, station.shown, shown)):
-            made = endpoint_of(*shown)
+        shown = station.shown
+        if shown is None or shown[0] is not station.candidate or shown[1] is not station.desired:
+            station.shown = (station.candidate, station.desired)
+            made = endpoint_of(*station.shown)
             if made != station.endpoint:
                 station.endpoint = made
-            station.shown = shown
         if station.endpoint is not None:
             yield station.endpoint
 
 
-def _wakes(drafts: Sequence[Draft], now: datetime) -> Iterator[datetime]:
+def _wakes(drafts: Sequence[Draft]) -> Iterator[datetime]:
     """Yield when the clock may change what is held."""
     for draft in drafts:
         if draft.demand.wake_at is not None:
             yield draft.demand.wake_at
-        for held in draft.varied.values():
-            for each in held:
-                if each.until is not None and each.until > now:
-                    yield each.until
+        if draft.until is not None:
+            yield draft.until

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from promptprefix.assignment import Draft
 from promptprefix.budget import UNLIMITED
 from promptprefix.circles import Circle
 from promptprefix.conditions import Shortfall
+from promptprefix.draft import Draft
 from promptprefix.fleet import Limits
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
@@ -138,10 +138,9 @@ def capped(draft: Draft) -> str:
 
 def refused_pods(draft: Draft, circle: Circle) -> Iterable[Problem]:
     """Yield the problem of pods that have no room, as many as a status lists."""
-    chosen = set(draft.chosen)
     told = 0
     for station in circle.eligible:
-        if station in chosen:
+        if station in draft.claims:
             continue
         need = draft.footprint(station).blocks
         yield Problem(

@@ -27,17 +27,16 @@ def tie_of(uid: str) -> int:
 
 
 class Station:
-    """A pod, for as long as it exists, with its latest report.
+    """A pod, for as long as it exists at one place, with its latest report.
 
-    ``tie`` decides between pods that are equal in all else. ``ledger`` and ``granted`` belong to
-    the plan that is being made; ``desired``, ``endpoint`` and ``shown`` to the one before.
+    ``tie`` decides between pods that are equal in all else. ``ledger``, ``desired``, ``endpoint``
+    and what that was ``shown`` are of the last plan, until the next has changed them.
     """
 
     __slots__ = (
         "candidate",
         "desired",
         "endpoint",
-        "granted",
         "ledger",
         "node",
         "order",
@@ -51,30 +50,30 @@ class Station:
         self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
         self.tie = tie_of(each.pod.uid)
         self.ledger = Ledger()
-        self.granted: list[Placement] = []
         self.desired: tuple[Placement, ...] = ()
         self.endpoint: RouteEndpoint | None = None
         self.shown: tuple[Candidate, tuple[Placement, ...]] | None = None
-        self.place(each.pod)
+        # Pods of unknown nodes are taken to be on different ones.
+        self.zone, self.node = each.pod.zone, each.pod.node or each.pod.uid
 
-    def place(self, pod: Pod) -> None:
-        """Note where it runs; pods of unknown nodes are taken to be on different ones."""
-        self.zone = pod.zone
-        self.node = pod.node or pod.uid
+    def is_at(self, pod: Pod) -> bool:
+        """Whether it still runs where it did."""
+        return (self.zone, self.node) == (pod.zone, pod.node or pod.uid)
 
 
 class Company:
     """The pods of one namespace.
 
-    ``standings`` rises when it may matter to whoever selects pods; ``news`` by the uid of a
-    resource when a pod reports something else of it.
+    ``standings`` rises when it may matter to whoever selects pods. ``mentioned`` has the pods that
+    say anything of a resource, by its uid; ``moved`` those that say something else than when the
+    books were last closed. ``sizes`` counts what is reported of how large versions are.
     """
 
     def __init__(self) -> None:
         self.stations: dict[str, Station] = {}
         self.standings = 0
-        self.news: Counter[str] = Counter()
-        self.holders: dict[str, dict[Station, None]] = {}
+        self.mentioned: dict[str, dict[Station, None]] = {}
+        self.moved: dict[str, set[Station]] = {}
         self.sizes: dict[str, Counter[Size]] = {}
         self._sorted: tuple[int, Sequence[Station]] = (-1, ())
 
@@ -90,16 +89,18 @@ class Company:
     def see(self, pod: Pod, sidecar: Sidecar | None) -> None:
         """Take in a pod and its report."""
         station = self.stations.get(pod.uid)
+        if station is not None and not station.is_at(pod):
+            self.forget(pod.uid)
+            station = None
         made = candidate(pod, sidecar)
         if station is None:
             station = self.stations[pod.uid] = Station(made)
             self.standings += 1
-            self._index(station, made, made.knows, made.reported.values())
-            self._note(made.mentions)
+            self._enter(station, made, made.reported.values())
+            self._note(station, made.mentions)
             return
         before = station.candidate
         station.candidate = made
-        station.place(pod)
         if _standing(before) != _standing(made):
             self.standings += 1
         self._follow(station, before, made)
@@ -108,55 +109,45 @@ class Company:
         """Drop a pod that is gone."""
         station = self.stations.pop(uid)
         self.standings += 1
-        self._drop(station, station.candidate, station.candidate.knows)
-        self._uncount(station.candidate, station.candidate.reported.values())
-        self._note(station.candidate.mentions)
+        self._strike(station, station.candidate, station.candidate.reported.values())
+        self._note(station, station.candidate.mentions)
+
+    def close(self) -> None:
+        """Take what moved as read."""
+        self.moved.clear()
 
     def _follow(self, station: Station, before: Candidate, made: Candidate) -> None:
         """Bring the books from a pod's report before to the present one."""
-        if _essence(before.engine) != _essence(made.engine):
-            self._drop(station, before, before.knows)
-            self._uncount(before, before.reported.values())
-            self._index(station, made, made.knows, made.reported.values())
-            self._note(before.mentions | made.mentions)
-            return
         old, new = before.reported, made.reported
+        if _essence(before.engine) != _essence(made.engine):
+            self._strike(station, before, old.values())
+            self._enter(station, made, new.values())
+            self._note(station, before.mentions | made.mentions)
+            return
         moved = {
             id_
             for id_ in old.keys() | new.keys()
             if (one := old.get(id_)) is not (other := new.get(id_)) and one != other
         }
-        uids = {owner(id_) for id_ in moved | (before.told ^ made.told)}
-        self._drop(station, before, uids & before.knows)
-        self._uncount(before, (old[id_] for id_ in moved if id_ in old))
-        self._index(station, made, uids & made.knows, (new[id_] for id_ in moved if id_ in new))
-        self._note(uids)
+        if not moved and before.told == made.told:
+            return
+        self._strike(station, before, [old[id_] for id_ in moved if id_ in old])
+        self._enter(station, made, [new[id_] for id_ in moved if id_ in new])
+        self._note(station, {owner(id_) for id_ in moved | (before.told ^ made.told)})
 
-    def _note(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self.news[uid] += 1
-
-    def _index(
-        self,
-        station: Station,
-        each: Candidate,
-        uids: Iterable[str],
-        states: Iterable[PlacementState],
-    ) -> None:
-        for uid in uids:
-            self.holders.setdefault(uid, {})[station] = None
+    def _enter(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
+        for uid in each.mentions:
+            self.mentioned.setdefault(uid, {})[station] = None
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
                 self.sizes.setdefault(state.id, Counter())[size] += 1
 
-    def _drop(self, station: Station, each: Candidate, uids: Iterable[str]) -> None:
-        for uid in uids:
-            holders = self.holders[uid]
-            del holders[station]
-            if not holders:
-                del self.holders[uid]
-
-    def _uncount(self, each: Candidate, states: Iterable[PlacementState]) -> None:
+    def _strike(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
+        for uid in each.mentions:
+            stations = self.mentioned[uid]
+            del stations[station]
+            if not stations:
+                del self.mentioned[uid]
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
                 counted = self.sizes[state.id]
@@ -166,10 +157,9 @@ class Company:
                 if not counted:
                     del self.sizes[state.id]
 
-    def prune(self, uids: Mapping[str, object]) -> None:
-        """Forget how often resources that are gone were in the news."""
-        for uid in self.news.keys() - uids.keys() - self.holders.keys():
-            del self.news[uid]
+    def _note(self, station: Station, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self.moved.setdefault(uid, set()).add(station)
 
 
 def size_of(state: PlacementState, engine: EngineState | None) -> Size | None:

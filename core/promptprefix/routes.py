@@ -21,7 +21,8 @@ def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint 
     """
     if each.engine is None or not each.pod.address or not _routable(each.engine):
         return None
-    warm = {digest for placement in desired if (digest := _warm_digest(each, placement))}
+    digests = (warm_digest(each, placement.id, placement.salted) for placement in desired)
+    warm = {digest for digest in digests if digest}
     return RouteEndpoint(
         pod_uid=each.pod.uid,
         pod=each.pod.name,
@@ -38,18 +39,15 @@ def _routable(engine: EngineState) -> bool:
     return not engine.tls and 0 < engine.port <= _MAX_PORT
 
 
-def route_prefix_of(
-    prefix: Prefix, version: Version, holders: Iterable[Candidate], salted: bool
-) -> RoutePrefix:
-    """Return a version as routers match it; its ``holders`` should hold it."""
-    digests = {digest for each in holders if (digest := _digest(each, version.id, salted))}
+def route_prefix_of(prefix: Prefix, version: Version, digests: Iterable[str]) -> RoutePrefix:
+    """Return a version as routers match it, with what is warm of it where it should be held."""
     return RoutePrefix(
         id=version.id,
         name=prefix.name,
         tenant=prefix.namespace,
         model=version.model,
         fingerprint=version.fingerprint,
-        token_digests=tuple(sorted(digests)),
+        token_digests=tuple(sorted(set(digests))),
     )
 
 
@@ -61,12 +59,8 @@ def routed_versions(prefix: Prefix, placed: Container[str]) -> Sequence[Version]
     return [*current, *(version for version in prefix.earlier if version.id in placed)]
 
 
-def _warm_digest(each: Candidate, placement: Placement) -> str:
-    return _digest(each, placement.id, placement.salted)
-
-
-def _digest(each: Candidate, placement: str, salted: bool) -> str:
-    """Return the token digest that a pod reports warm; empty if it doesn't.
+def warm_digest(each: Candidate, placement: str, salted: bool) -> str:
+    """Return under which digest routers know what a pod reports warm; empty if it doesn't.
 
     An engine that is down holds nothing, whatever was reported before.
     """

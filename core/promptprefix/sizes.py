@@ -15,9 +15,14 @@ def heads_of(prefix: Prefix, company: Company) -> Iterator[Head]:
     for version in (prefix.version, *prefix.earlier):
         if version is None:
             continue
-        for size in sorted(company.sizes.get(version.id, ())):
+        for size in sizes_of(version, company):
             if size[2]:
                 yield _head(prefix, version, size)
+
+
+def sizes_of(version: Version, company: Company) -> tuple[Size, ...]:
+    """Return the different sizes that pods report of a version."""
+    return tuple(sorted(company.sizes.get(version.id, ())))
 
 
 class Sizes:

@@ -7,25 +7,25 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 
-from promptprefix.assignment import Draft
 from promptprefix.circles import Circle
 from promptprefix.conditions import Outlook, Shortfall, status_of
 from promptprefix.dossier import Dossier
+from promptprefix.draft import Draft
 from promptprefix.eligibility import Standing, held_there, shortfall
-from promptprefix.fleet import Limits, owner
+from promptprefix.fleet import Limits
+from promptprefix.notes import Note
 from promptprefix.refusals import Takers, capped, no_room, refused_pods
 from promptprefix.resource import MAX_PROBLEMS, Problem, PromptPrefixStatus
 from promptprefix.roster import Station
-from promptprefix.tenure import declared
 
 
 def status_for(
     draft: Draft, dossier: Dossier, takers: Takers, limits: Limits, now: datetime
 ) -> PromptPrefixStatus:
     """Return the status; its transitions are dated ``now`` when they are told first."""
-    crowded = _crowded(draft, takers, limits)
+    crowded = _crowded(draft, dossier, takers, limits)
     told = (
-        dossier.mark,
+        dossier.notes.status_mark,
         draft.circle,
         draft.demand,
         draft.priority,
@@ -43,12 +43,12 @@ def status_for(
     return dossier.status
 
 
-def _crowded(draft: Draft, takers: Takers, limits: Limits) -> Shortfall | None:
+def _crowded(draft: Draft, dossier: Dossier, takers: Takers, limits: Limits) -> Shortfall | None:
     """Return why it is on too few pods, if that is because they have no room."""
     circle = draft.circle
     if circle is None or not draft.demand.held or draft.prefix.refusal is not None:
         return None
-    current = declared(draft.prefix)
+    current = dossier.current
     if draft.varied and current is not None:
         behind = len(draft.chosen) - len(draft.holders.get(current.id, ()))
         if behind:
@@ -76,14 +76,14 @@ def _outlook(draft: Draft, dossier: Dossier, crowded: Shortfall | None) -> Outlo
     return Outlook(
         prefix=replace(prefix, notes=(*prefix.notes, note)) if note else prefix,
         wanted=draft.wanted,
-        holdings=dossier.holdings(_counted(draft), declared(prefix)),
+        holdings=dossier.holdings(_counted(draft)),
         obstacles=obstacles,
         shortfall=short,
         holders=_holders(draft, dossier),
         demand=draft.demand,
         releasing=_releasing(draft, dossier),
-        warm_pods=dossier.warm_pods,
-        matched=dossier.matched,
+        warm_pods=dossier.notes.warm_pods,
+        matched=dossier.notes.shown,
     )
 
 
@@ -97,8 +97,12 @@ def _counted(draft: Draft) -> Sequence[Station]:
 
 def _obstacles(draft: Draft, circle: Circle, crowded: bool) -> tuple[Problem, ...]:
     """Return what keeps pods from holding it, as many as a status lists, by pod."""
-    counted = set(_counted(draft))
-    found = (problem for station, problem in circle.obstacles if station not in counted)
+    asleep, claims = Standing.ASLEEP, draft.claims
+    found = (
+        problem
+        for station, problem in circle.obstacles
+        if station not in claims or circle.standing[station] is asleep
+    )
     problems = list(islice(found, MAX_PROBLEMS))
     if crowded:
         problems += refused_pods(draft, circle)
@@ -107,28 +111,27 @@ def _obstacles(draft: Draft, circle: Circle, crowded: bool) -> tuple[Problem, ..
 
 def _holders(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
     """Return the pods that may still hold it, where it is not to be held."""
-    if draft.demand.held or dossier.mark is None:
+    if draft.demand.held:
         return ()
-    company, uid = dossier.mark[0], draft.prefix.uid
-    stations = company.holders.get(uid, ())
-    return tuple(
-        sorted(each.candidate.pod.name for each in stations if uid in each.candidate.holds)
-    )
+    notes = dossier.notes.by_station
+    return tuple(sorted(each.candidate.pod.name for each, note in notes.items() if note.holds))
 
 
 def _releasing(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
-    """Return the pods that have not let go what they were to let go, but for the declared text."""
-    if draft.demand.held or draft.circle is None or dossier.mark is None:
+    """Return the pods that have not let go what they were to let go.
+
+    Those that are told to release the declared text are left out: their reports tell.
+    """
+    if draft.demand.held or draft.circle is None:
         return ()
-    company, uid = dossier.mark[0], draft.prefix.uid
-    current, chosen = declared(draft.prefix), set(draft.chosen)
-    found = []
-    for station in company.holders.get(uid, ()):
-        each = station.candidate
-        if uid in each.holds and any(
-            held_there(state) and owner(id_) == uid
-            for id_, state in each.reported.items()
-            if current is None or id_ != current.id or station not in chosen
-        ):
-            found.append(each.pod.name)
+    found = (
+        station.candidate.pod.name
+        for station, note in dossier.notes.by_station.items()
+        if note.lingers or (station not in draft.claims and _holds(note))
+    )
     return tuple(sorted(found))
+
+
+def _holds(note: Note) -> bool:
+    """Whether a pod reports that it holds the declared text."""
+    return note.holding.state is not None and held_there(note.holding.state)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from promptprefix.assignment import Draft, Tenure
+from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import held_there
 from promptprefix.fleet import Prefix, Retention, Version
 from promptprefix.resource import Pinning
@@ -68,7 +68,7 @@ def _held(
     if serving is not None:
         if not needed or ledger.extend(sizes.of(prefix, serving, station)):
             yield Tenure(serving, wanted)
-        elif draft.olds[station]:
+        elif ledger.could(draft, sizes.of(prefix, serving, station)):
             yield Tenure(serving, Pinning.NONE)
     for version in prefix.earlier:
         if station.candidate.phase(version.id) is not Phase.WARM:

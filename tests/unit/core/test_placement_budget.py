@@ -266,7 +266,8 @@ def test_a_released_prefix_is_green_and_comes_back_where_it_was() -> None:
     matched = replace(snapshot, sidecars={**snapshot.sidecars, "uid-p0": sidecar(hit, budget=10)})
     again = planned(matched)
     assert holders(again, "x-1") == {"p0"}
-    assert again.wake_at == NOW + timedelta(seconds=599)
+    assert again.wake_at is not None
+    assert timedelta(seconds=599) <= again.wake_at - NOW < timedelta(minutes=11)
 
 
 def test_orders_of_a_person_on_call_and_what_a_plugin_sees_decide() -> None:

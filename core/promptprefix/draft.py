@@ -1,0 +1,303 @@
+"""One resource's part of a plan: the pods that it keeps, gets and loses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+
+from promptprefix.circles import Circle
+from promptprefix.demand import ALWAYS, Demand
+from promptprefix.eligibility import Standing
+from promptprefix.fleet import Prefix, Version
+from promptprefix.heads import Families, Footprint
+from promptprefix.resource import Pinning
+from promptprefix.roster import Station
+from promptprefix.sizes import Sizes
+from promptprefix.wire import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A pod that holds a prefix already, and the room that it would keep there.
+
+    ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
+    ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there.
+    """
+
+    station: Station
+    standing: Standing
+    first: Footprint
+    second: Footprint | None = None
+    old: bool = False
+    cold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """A version on a pod. ``until``: when it is no longer kept, if clients don't send it."""
+
+    version: Version
+    pinning: Pinning
+    retained: bool = False
+    until: datetime | None = None
+
+
+class Draft:
+    """One resource in the plan that is being made; in between, in the one before.
+
+    ``claims`` are its pods and the room that it has there, ``chosen`` the same pods by name, of
+    which ``resting`` are asleep and not counted. ``olds`` are those that give the room to an
+    earlier version in the declared one's place. What they are told is ``common`` to all of them, or
+    ``varied`` by pod; ``holders`` has the pods by the id of the version.
+    """
+
+    __slots__ = (
+        "_kept",
+        "_synced",
+        "awaited",
+        "chosen",
+        "circle",
+        "claims",
+        "common",
+        "demand",
+        "holders",
+        "olds",
+        "order",
+        "prefix",
+        "priority",
+        "rank",
+        "resting",
+        "sizes",
+        "stays",
+        "until",
+        "varied",
+        "wanted",
+    )
+
+    def __init__(self, prefix: Prefix) -> None:
+        self.prefix = prefix
+        self.rank = (prefix.name, prefix.uid)
+        self.priority = 0
+        self.order = (0, 0.0, prefix.uid)
+        self.demand = ALWAYS
+        self.circle: Circle | None = None
+        self.sizes = Sizes({}, Families(()))
+        self.stays: Sequence[Stay] = ()
+        self.wanted = 0
+        self.awaited = False
+        self.resting = 0
+        self.chosen: list[Station] = []
+        self.claims: dict[Station, Footprint] = {}
+        self.olds: frozenset[Station] = frozenset()
+        self.common: tuple[Placement, ...] = ()
+        self.varied: Mapping[Station, tuple[Placement, ...]] = {}
+        self.until: datetime | None = None
+        self.holders: Mapping[str, Sequence[Station]] = {}
+        self._kept: tuple[tuple[object, ...], Sequence[Stay], tuple[int, int]] = ((), (), (0, 0))
+        self._synced: Sequence[Stay] | None = None
+
+    @property
+    def missing(self) -> int:
+        """On how many pods it is short."""
+        return self.wanted - len(self.chosen) + self.resting
+
+    @property
+    def open(self) -> bool:
+        """Whether pods may be added: it has a text, and all pods have been heard."""
+        return not self.awaited and self.prefix.refusal is None
+
+    @property
+    def every(self) -> bool:
+        """Whether it is wanted on all pods."""
+        return self.prefix.spec is not None and self.prefix.spec.replicas == "All"
+
+    def begin(
+        self,
+        prefix: Prefix,
+        priority: int,
+        demand: Demand,
+        circle: Circle | None,
+        sizes: Sizes,
+    ) -> None:
+        """Begin the next plan."""
+        self.prefix = prefix
+        self.priority = priority
+        self.order = order_of(prefix, priority)
+        self.demand = demand
+        self.circle = circle
+        self.sizes = sizes
+        self.stays = ()
+        self.awaited = False
+
+    def footprint(self, station: Station) -> Footprint:
+        """Return the room that the declared version takes on a pod."""
+        return self.sizes.declared(self.prefix, station)
+
+    def sync(self, moved: set[Station]) -> None:
+        """Claim room on all pods that it wants to keep, whether they have it or not."""
+        kept = self._wanted_stays()
+        if kept is self._synced:
+            return
+        target = {stay.station: stay.first for stay in kept}
+        for station in [each for each, room in self.claims.items() if target.get(each) != room]:
+            station.ledger.give_back(self)
+            del self.claims[station]
+            moved.add(station)
+        for station, room in target.items():
+            if station not in self.claims:
+                station.ledger.force(self, room)
+                moved.add(station)
+        self.claims = target
+        self.chosen = sorted(target, key=attrgetter("order"))
+        self.olds = frozenset(stay.station for stay in kept if stay.old)
+        self._synced = kept
+
+    def _wanted_stays(self) -> Sequence[Stay]:
+        """Return which pods it keeps if all have room; the same object as long as they are."""
+        wanted, eligible = self._numbers()
+        key = (self.stays, wanted, eligible, self.demand.held, self.every)
+        if self._kept[0] != key:
+            kept: Sequence[Stay] = self.stays
+            if not self.every:
+                limits = _Limits(self.demand.held, wanted, eligible)
+                kept = [stay for stay in self.stays if limits.take(stay.standing)]
+            self._kept = (key, kept, self._counts(wanted, kept))
+            self._synced = None
+        self.wanted, self.resting = self._kept[2]
+        return self._kept[1]
+
+    def _numbers(self) -> tuple[int, int]:
+        """Return on how many pods it is wanted, and how many are eligible."""
+        spec, circle = self.prefix.spec, self.circle
+        if spec is None or circle is None:
+            return 0, 0
+        eligible = len(circle.eligible)
+        return spec.pods_wanted(eligible), eligible
+
+    def _counts(self, wanted: int, kept: Sequence[Stay]) -> tuple[int, int]:
+        """Return on how many pods it is wanted and on how many asleep.
+
+        On all pods means also on those that keep it while their engine restarts.
+        """
+        if not self.demand.held or not self.every:
+            return wanted if self.demand.held else 0, 0
+        standings = [stay.standing for stay in kept]
+        return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
+
+    def keep_in_turn(self) -> None:
+        """Keep the pods that have room and are wanted, those first that should stay first."""
+        self.claims, self._synced = {}, None
+        olds, taken = set(), []
+        wanted, eligible = self._numbers()
+        limits = _Limits(self.demand.held, wanted, eligible)
+        for stay in self.stays:
+            ledger = stay.station.ledger
+            if not self.every and not limits.may(stay.standing):
+                continue
+            if ledger.take(self, stay.first):
+                room, old = stay.first, stay.old
+            elif stay.second is not None and ledger.take(self, stay.second):
+                room, old = stay.second, True
+            else:
+                continue
+            limits.take(stay.standing)
+            taken.append(stay)
+            self.claims[stay.station] = room
+            if old:
+                olds.add(stay.station)
+        self.chosen = sorted(self.claims, key=attrgetter("order"))
+        self.olds = frozenset(olds)
+        self.wanted, self.resting = self._counts(wanted, taken)
+
+    def choose(self, stations: Sequence[Station], moved: set[Station]) -> None:
+        """Take pods that gave room."""
+        if not stations:
+            return
+        for station in stations:
+            self.claims[station] = station.ledger.claims[self]
+        self.chosen = sorted(self.claims, key=attrgetter("order"))
+        self._synced = None
+        moved.update(stations)
+
+    def lose(self, station: Station, moved: set[Station]) -> None:
+        """Leave a pod to others."""
+        station.ledger.give_back(self)
+        del self.claims[station]
+        self.chosen = [each for each in self.chosen if each is not station]
+        self.olds -= {station}
+        self._synced = None
+        moved.add(station)
+
+    def settle_alike(
+        self,
+        holders: Mapping[str, Sequence[Station]],
+        placements: tuple[Placement, ...],
+        moved: set[Station],
+    ) -> None:
+        """Hold the same on all pods."""
+        self.holders, self.until = holders, None
+        if self.varied or (placements is not self.common and placements != self.common):
+            moved.update(self.claims)
+            self.common, self.varied = placements, {}
+
+    def settle(
+        self,
+        held: Mapping[Station, Sequence[Tenure]],
+        placements: Mapping[Station, tuple[Placement, ...]],
+        moved: set[Station],
+    ) -> None:
+        """Hold on each pod what is said of it."""
+        holders: dict[str, list[Station]] = {}
+        for station, on in held.items():
+            if placements[station] != self.varied.get(station):
+                moved.add(station)
+            for each in on:
+                holders.setdefault(each.version.id, []).append(station)
+        ends = (each.until for on in held.values() for each in on)
+        self.until = min((end for end in ends if end is not None), default=None)
+        self.holders, self.common, self.varied = holders, (), placements
+
+    def told(self, station: Station) -> tuple[Placement, ...]:
+        """Return what a pod is told of it."""
+        return self.varied.get(station, ()) if self.varied else self.common
+
+    def leave(self, moved: set[Station]) -> None:
+        """Leave all pods: the resource is gone."""
+        for station in self.claims:
+            station.ledger.give_back(self)
+        moved.update(self.claims)
+
+
+class _Limits:
+    """On how many healthy pods a prefix stays, and on how many that may recover.
+
+    An engine that restarts keeps its place only as long as no healthy pod can take it.
+    """
+
+    def __init__(self, held: bool, wanted: int, eligible: int) -> None:
+        self._held = held
+        self._healthy = wanted
+        self._recovering = max(0, wanted - eligible)
+
+    def may(self, standing: Standing) -> bool:
+        """Whether one more may stay."""
+        if standing is Standing.ELIGIBLE or not self._held:
+            return self._healthy > 0
+        return self._recovering > 0
+
+    def take(self, standing: Standing) -> bool:
+        """Whether one more may stay; count it."""
+        if not self.may(standing):
+            return False
+        if standing is Standing.ELIGIBLE or not self._held:
+            self._healthy -= 1
+        else:
+            self._recovering -= 1
+        return True
+
+
+def order_of(prefix: Prefix, priority: int) -> tuple[int, float, str]:
+    """Return the order in which resources are served: by priority, then by age."""
+    return -priority, prefix.created.timestamp() if prefix.created else 0.0, prefix.uid

@@ -1,0 +1,189 @@
+"""What pods report of one resource, read again only where a pod says something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from promptprefix.conditions import Holding
+from promptprefix.eligibility import held_there
+from promptprefix.fleet import Version
+from promptprefix.roster import Company, Station
+from promptprefix.routes import warm_digest
+from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState
+
+_LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one pod reports.
+
+    ``hits`` are the latest matches and ``digests`` the tokens of what is warm, by version.
+    ``holds``: it may hold some version; ``lingers``: it holds another than the declared one.
+    """
+
+    holding: Holding
+    hits: Mapping[str, float]
+    digests: Mapping[str, str]
+    warm: Sequence[str]
+    plugged: bool
+    holds: bool
+    lingers: bool
+
+
+class Notes:
+    """What all pods report of the versions of a resource.
+
+    ``status_mark`` rises when the status may say something else, ``route_mark`` when routers may be
+    told something else. ``stale`` collects the pods that moved, for whoever takes it.
+    """
+
+    def __init__(self, uid: str, versions: Sequence[Version], current: Version | None) -> None:
+        self._uid = uid
+        self._versions = versions
+        self._current = current.id if current is not None else ""
+        self._company: Company | None = None
+        self._hits: dict[str, dict[Station, float]] = {}
+        self._warm: Counter[str] = Counter()
+        self._plugged = 0
+        self.by_station: dict[Station, Note] = {}
+        self.digests: dict[str, dict[Station, str]] = {}
+        self.matched: Mapping[str, datetime] = {}
+        self.shown: Mapping[str, datetime] = {}
+        self.stale: set[Station] = set()
+        self.status_mark = 0
+        self.route_mark = 0
+
+    @property
+    def plugged(self) -> bool:
+        """Whether some pod that knows of it counts its matches."""
+        return self._plugged > 0
+
+    @property
+    def warm_pods(self) -> Mapping[str, int]:
+        """How many pods hold it warm, by version."""
+        return {id_: count for id_, count in self._warm.items() if count}
+
+    def read(self, company: Company) -> bool:
+        """Read what is new; return whether anything is."""
+        moved: Iterable[Station] | None
+        if company is self._company:
+            moved = company.moved.get(self._uid)
+        else:
+            moved = [*self.by_station, *company.mentioned.get(self._uid, ())]
+            self._company = company
+        if not moved:
+            return False
+        mentioned = company.mentioned.get(self._uid, {})
+        before = self._hits_told()
+        for station in moved:
+            old = self.by_station.pop(station, None)
+            new = self._note(station, old) if station in mentioned else None
+            if new is not None:
+                self.by_station[station] = new
+            self._count(station, old, new)
+        self.stale.update(moved)
+        if (hits := self._hits_told()) != before:
+            self._tell(hits)
+        return True
+
+    def _hits_told(self) -> dict[str, float]:
+        return {id_: max(hits.values()) for id_, hits in self._hits.items() if hits}
+
+    def _tell(self, hits: Mapping[str, float]) -> None:
+        """Note the latest matches; a status shows the minute."""
+        self.matched = {id_: datetime.fromtimestamp(hit, UTC) for id_, hit in hits.items()}
+        shown = {id_: at.replace(second=0, microsecond=0) for id_, at in self.matched.items()}
+        if shown != self.shown:
+            self.shown = shown
+            self.status_mark += 1
+
+    def _note(self, station: Station, old: Note | None) -> Note:
+        each = station.candidate
+        hits, digests, warm = {}, {}, []
+        for version in self._versions:
+            state = each.reported.get(version.id)
+            if state is None:
+                continue
+            if state.last_hit is not None and state.last_hit > 0:
+                hits[version.id] = min(state.last_hit, _LATEST)
+            if state.phase is Phase.WARM and each.serving:
+                warm.append(version.id)
+                if digest := warm_digest(each, version.id, bool(version.salt_digest)):
+                    digests[version.id] = digest
+        holding = Holding(each.pod.name, each.reported.get(self._current), each.engine)
+        if old is not None and _same(old.holding, holding):
+            holding = old.holding
+        knows = self._uid in each.knows
+        return Note(
+            holding=holding,
+            hits=hits,
+            digests=digests,
+            warm=warm,
+            plugged=knows and each.engine is not None and HARD_PINS in each.engine.capabilities,
+            holds=self._uid in each.holds,
+            lingers=any(
+                held_there(state)
+                for state in each.owned.get(self._uid, ())
+                if state.id != self._current
+            ),
+        )
+
+    def _count(self, station: Station, old: Note | None, new: Note | None) -> None:
+        """Bring the sums from a pod's note before to the present one."""
+        if old is not None:
+            self._plugged -= old.plugged
+            self._warm.subtract(old.warm)
+            for id_ in old.hits:
+                del self._hits[id_][station]
+            for id_ in old.digests:
+                del self.digests[id_][station]
+        if new is not None:
+            self._plugged += new.plugged
+            self._warm.update(new.warm)
+            for id_, hit in new.hits.items():
+                self._hits.setdefault(id_, {})[station] = hit
+            for id_, digest in new.digests.items():
+                self.digests.setdefault(id_, {})[station] = digest
+        if old is None or new is None:
+            self.status_mark += 1
+            self.route_mark += 1
+            return
+        self.route_mark += old.digests != new.digests
+        self.status_mark += (
+            old.holding is not new.holding
+            or old.warm != new.warm
+            or (old.holds, old.lingers) != (new.holds, new.lingers)
+        )
+
+
+def _same(one: Holding, other: Holding) -> bool:
+    """Whether a status says the same of both."""
+    return (
+        one.pod == other.pod
+        and _told(one.state) == _told(other.state)
+        and _engine(one.engine) == _engine(other.engine)
+    )
+
+
+def _told(state: PlacementState | None) -> tuple[object, ...]:
+    if state is None:
+        return ()
+    return (
+        state.phase,
+        state.reason,
+        state.message,
+        state.tokens,
+        state.pinned,
+        state.pinned_tokens,
+        state.released,
+    )
+
+
+def _engine(engine: EngineState | None) -> tuple[object, ...]:
+    if engine is None:
+        return ()
+    return engine.healthy, engine.block_size, engine.soft_reason, engine.offload_tier

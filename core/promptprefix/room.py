@@ -1,0 +1,161 @@
+"""Looking for pods with room, for those who are on fewer than they are wanted on."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from promptprefix.budget import Claimant
+from promptprefix.circles import Circle, Shelf, load_of
+from promptprefix.draft import Draft
+from promptprefix.roster import Station
+
+_WEIGHED = 8
+"""So many pods on which others would have to go are weighed against each other."""
+
+
+class Room:
+    """Looks for room for those who are short of it: on roomy pods first."""
+
+    def __init__(self, moved: set[Station]) -> None:
+        self._moved = moved
+        self._shelves: dict[Circle, Mapping[str, Shelf]] = {}
+        self._bounds: dict[Circle, int] = {}
+        self._queue: list[tuple[tuple[int, float, str], Draft]] = []
+        self._queued: set[Draft] = set()
+
+    def fill(self, short: Iterable[Draft]) -> None:
+        """Serve them in their order, and then those who made room for them."""
+        for draft in short:
+            self._wait(draft)
+        while self._queue:
+            _, draft = heapq.heappop(self._queue)
+            if draft.circle is None or draft.missing <= 0 or not draft.open:
+                continue
+            found = self._on_all if draft.every else self._spread
+            draft.choose(found(draft, draft.circle), self._moved)
+
+    def _wait(self, draft: Draft) -> None:
+        if draft not in self._queued:
+            self._queued.add(draft)
+            heapq.heappush(self._queue, (draft.order, draft))
+
+    def _on_all(self, draft: Draft, circle: Circle) -> list[Station]:
+        """Place it on each eligible pod that has or makes room."""
+        chosen = []
+        for station in circle.eligible:
+            if station in draft.claims:
+                continue
+            footprint = draft.footprint(station)
+            if not station.ledger.take(draft, footprint):
+                victims = station.ledger.victims(footprint, draft.priority)
+                if victims is None:
+                    continue
+                self._displace(station, victims)
+                station.ledger.take(draft, footprint)
+            chosen.append(station)
+        return chosen
+
+    def _spread(self, draft: Draft, circle: Circle) -> list[Station]:
+        """Place it on as many pods as are missing, or as there is room on."""
+        search = _Search(draft, circle)
+        for _ in range(draft.missing):
+            station = search.roomy(self._shelves_of(circle)) or self._cleared(search)
+            if station is None:
+                break
+            station.ledger.take(draft, draft.footprint(station))
+            search.take(station)
+        return search.chosen
+
+    def _cleared(self, search: _Search) -> Station | None:
+        """Return a pod after those of lower priority have made room there, doing least harm."""
+        circle = search.circle
+        if search.least > self._bounds.get(circle, search.least):
+            return None
+        found = search.clearable()
+        if found is None:
+            # No later search finds more: room only goes to those who are served before.
+            priority = search.draft.priority
+            rooms = (each.ledger.room(priority) for each in circle.eligible)
+            self._bounds[circle] = max(rooms, default=0)
+            return None
+        station, victims = found
+        self._displace(station, victims)
+        return station
+
+    def _displace(self, station: Station, victims: Sequence[Claimant]) -> None:
+        for victim in victims:
+            if isinstance(victim, Draft):
+                victim.lose(station, self._moved)
+                self._wait(victim)
+        if victims:
+            self._shelves.clear()
+
+    def _shelves_of(self, circle: Circle) -> Mapping[str, Shelf]:
+        if circle not in self._shelves:
+            by_zone: dict[str, list[Station]] = {}
+            for station in circle.eligible:
+                by_zone.setdefault(station.zone, []).append(station)
+            self._shelves[circle] = {zone: Shelf(by_zone[zone]) for zone in sorted(by_zone)}
+        return self._shelves[circle]
+
+
+class _Search:
+    """Looks for pods for one prefix. ``least`` is how much room it takes at least, on any."""
+
+    def __init__(self, draft: Draft, circle: Circle) -> None:
+        self.draft = draft
+        self.circle = circle
+        self.least = draft.sizes.least(draft.prefix, circle.block_sizes)
+        self.chosen: list[Station] = []
+        self._taken = set(draft.claims)
+        self._zones = Counter(station.zone for station in draft.claims)
+        self._nodes = Counter(station.node for station in draft.claims)
+
+    def take(self, station: Station) -> None:
+        """Count a pod that was found."""
+        self.chosen.append(station)
+        self._taken.add(station)
+        self._zones[station.zone] += 1
+        self._nodes[station.node] += 1
+
+    def roomy(self, shelves: Mapping[str, Shelf]) -> Station | None:
+        """Return a pod that has room, from a zone with the fewest of its pods."""
+        by_count: dict[int, list[Shelf]] = {}
+        for zone, shelf in shelves.items():
+            by_count.setdefault(self._zones.get(zone, 0), []).append(shelf)
+        for count in sorted(by_count):
+            found = [
+                station
+                for shelf in by_count[count]
+                if (station := shelf.find(self._fits, self.least, self._nodes)) is not None
+            ]
+            if found:
+                return min(found, key=lambda each: (self._nodes.get(each.node, 0), load_of(each)))
+        return None
+
+    def clearable(self) -> tuple[Station, Sequence[Claimant]] | None:
+        """Return a pod on which others of lower priority can make room, and who they are."""
+        priority = self.draft.priority
+        hopeful = [
+            station
+            for station in self.circle.eligible
+            if station not in self._taken and station.ledger.room(priority) >= self.least
+        ]
+        hopeful.sort(key=lambda each: (each.ledger.lowest, load_of(each)))
+        ways = []
+        for station in hopeful:
+            victims = station.ledger.victims(self.draft.footprint(station), priority)
+            if victims is not None:
+                harm = max((each.priority for each in victims), default=-priority)
+                crowd = (self._zones[station.zone], self._nodes[station.node])
+                key = (harm, len(victims), *crowd, load_of(station))
+                ways.append((key, (station, victims)))
+                if len(ways) == _WEIGHED:
+                    break
+        return min(ways, key=lambda way: way[0])[1] if ways else None
+
+    def _fits(self, station: Station) -> bool:
+        footprint = self.draft.footprint(station)
+        return station not in self._taken and station.ledger.fits(footprint)
