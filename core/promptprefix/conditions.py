@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Literal
 
 from promptprefix.demand import ALWAYS, Demand
@@ -45,17 +46,17 @@ class Holding:
     state: PlacementState | None
     engine: EngineState | None
 
-    @property
+    @cached_property
     def serving(self) -> bool:
         """Whether its engine answers; one that is down holds nothing, whatever was reported."""
         return self.engine is not None and self.engine.healthy
 
-    @property
+    @cached_property
     def warm(self) -> bool:
         """Whether the declared version is warm there."""
         return self.serving and self.state is not None and self.state.phase is Phase.WARM
 
-    @property
+    @cached_property
     def pinned(self) -> bool:
         """Whether it is warm and can't be evicted."""
         return self.warm and self.state is not None and self.state.pinned is Pinning.HARD
@@ -88,6 +89,11 @@ class Outlook:
     releasing: tuple[str, ...] = ()
     warm_pods: Mapping[str, int] = field(default_factory=dict)
     matched: Mapping[str, datetime] = field(default_factory=dict)
+
+    @cached_property
+    def unsound(self) -> tuple[Holding, ...]:
+        """The holdings that are not as good as they can be: warm and hard-pinned."""
+        return tuple(holding for holding in self.holdings if not holding.pinned)
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ def _unreadable_windows(outlook: Outlook) -> Verdict | None:
 
 
 def _hopeless(outlook: Outlook) -> Verdict | None:
-    for holding in outlook.holdings:
+    for holding in outlook.unsound:
         state = holding.state
         if state is not None and state.phase is Phase.FAILED and state.reason in _EDIT_NEEDED:
             return Verdict(False, Reason(state.reason), _told(holding.pod, state), stalled=True)
@@ -218,7 +224,7 @@ def _short(outlook: Outlook) -> Verdict | None:
 
 
 def _failed(outlook: Outlook) -> Verdict | None:
-    for holding in outlook.holdings:
+    for holding in outlook.unsound:
         if holding.state is not None and holding.state.phase is Phase.FAILED:
             reason = _reason(holding.state, Reason.WARM_FAILED)
             known = Reason(reason) if reason in set(Reason) else Reason.WARM_FAILED
@@ -227,13 +233,13 @@ def _failed(outlook: Outlook) -> Verdict | None:
 
 
 def _warming(outlook: Outlook) -> Verdict | None:
-    cold = [holding.pod for holding in outlook.holdings if not holding.warm]
+    cold = [holding.pod for holding in outlook.unsound if not holding.warm]
     if len(outlook.holdings) < outlook.wanted:
         message = "Waits for the sidecars to report what their pods hold."
         return Verdict(False, Reason.RECONCILING, message)
     if not cold:
         return None
-    down = [holding.pod for holding in outlook.holdings if not holding.serving]
+    down = [holding.pod for holding in outlook.unsound if not holding.serving]
     warm = f"Warm on {len(outlook.holdings) - len(cold)} of {outlook.wanted} pods"
     if len(down) == len(cold):
         message = (
@@ -247,7 +253,7 @@ def _reached(outlook: Outlook) -> Verdict:
     spec = outlook.prefix.spec
     tokens, blocks = _size(outlook.holdings)
     text = f"Warm on {_count(len(outlook.holdings), 'pod')}: {tokens} tokens in {blocks} blocks"
-    soft = [holding for holding in outlook.holdings if not holding.pinned]
+    soft = outlook.unsound
     if spec is not None and spec.pinning is Pinning.HARD and soft:
         why = _soft_reason(soft[0])
         names = _names([holding.pod for holding in soft])
@@ -317,7 +323,7 @@ def _problems(outlook: Outlook) -> Iterator[Problem]:
         return
     yield from outlook.obstacles
     spec = outlook.prefix.spec
-    for holding in outlook.holdings:
+    for holding in outlook.unsound:
         state = holding.state
         if not holding.serving:
             told = "The engine is down: see its log; the prefix is warmed again when it is back."
