@@ -26,7 +26,8 @@ def status_for(
     crowded = _crowded(draft, dossier, takers, limits)
     told = (
         dossier.notes.status_mark,
-        draft.circle,
+        # Other pods are only spoken of where some are missing, or all are wanted.
+        draft.circle if draft.every or draft.missing > 0 or not draft.chosen else None,
         draft.demand,
         draft.priority,
         draft.wanted,
