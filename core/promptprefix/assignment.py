@@ -1,14 +1,16 @@
 """Who gets room on which pods.
 
 Resources are served by priority, then by age. All keep the pods that hold them already, as far as
-the budgets go; what is missing goes to pods with room, spread over zones, then nodes, then load;
-where no pod has room, prefixes of lower priority make it. So whoever is short of pods is short
-because of prefixes of its own or higher priority, and a pod that comes moves nothing.
+the budgets go, and of equal priority those first that are in force there; what is missing goes to
+pods with room, spread over zones, then nodes, then load; where no pod has room, prefixes of lower
+priority make it. So whoever is short of pods is short because of prefixes of its own or higher
+priority, and a pod that comes moves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from operator import attrgetter
 
 from promptprefix.draft import Draft
@@ -24,7 +26,13 @@ def assign(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Stat
         # Not all can stay, so it matters who comes first.
         for station in stations:
             station.ledger.clear()
-        for draft in sorted(drafts, key=attrgetter("order")):
-            draft.keep_in_turn()
+        for draft in drafts:
+            draft.keep_none()
+        in_order = sorted(drafts, key=attrgetter("order"))
+        for _, equals in groupby(in_order, key=attrgetter("priority")):
+            rivals = list(equals)
+            for resting in (False, True):
+                for draft in rivals:
+                    draft.keep_in_turn(resting=resting)
         moved.update(stations)
     Room(moved).fill(draft for draft in drafts if draft.missing > 0 and draft.open)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix.durations import parse_duration
 from promptprefix.fleet import Override, Prefix
-from promptprefix.reasons import Reason
-from promptprefix.resource import OnIdle, PromptPrefixSpec
+from promptprefix.reasons import ConditionType, Reason
+from promptprefix.resource import Condition, OnIdle, PromptPrefixSpec
 from promptprefix.windows import Calendar, Hours
 from promptprefix.wire import MATCH_STEP_S
 
@@ -19,7 +20,7 @@ class Evidence:
     """What is known of a prefix's use.
 
     ``last_matched`` is the latest request that matched it, on any pod and in any version.
-    ``visible``: somebody tells of matches, a router or the plugin of an engine that holds it.
+    ``visible``: somebody tells of matches, a router or the plugin of an engine that counts them.
     """
 
     last_matched: datetime | None = None
@@ -44,6 +45,17 @@ class Demand:
     wake_at: datetime | None = None
     release: OnIdle = OnIdle.KEEP
     invalid: str = ""
+
+
+_LET_GO = (Reason.IDLE, Reason.OUTSIDE_WINDOWS)
+
+
+def let_go(conditions: Iterable[Condition]) -> bool:
+    """Return whether these conditions say that a resource was let go for want of matches."""
+    return any(
+        each.type == ConditionType.ACTIVE and each.status == "False" and each.reason in _LET_GO
+        for each in conditions
+    )
 
 
 ALWAYS = Demand(True, Reason.HELD, "Held at all times.")
@@ -115,8 +127,8 @@ def _decide(
 
 _UNTOLD = timedelta(seconds=MATCH_STEP_S)
 _UNSEEN = (
-    "Held whatever spec.idleTTL says: nobody tells of matches. It needs the router, or the engine "
-    "plugin on a pod that holds it."
+    "Held whatever spec.idleTTL says: nobody tells of its matches. That takes the router, or a pod "
+    "on which the engine plugin has pinned it since the engine started."
 )
 
 

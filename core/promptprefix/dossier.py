@@ -12,16 +12,16 @@ from datetime import datetime
 
 from promptprefix.circles import Circle
 from promptprefix.conditions import Holding, Outlook
-from promptprefix.demand import Demand, Evidence, demand
+from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Stay, Tenure
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Prefix
 from promptprefix.heads import NOTHING, Families, Footprint, Head
 from promptprefix.notes import Notes
-from promptprefix.resource import PromptPrefixStatus
+from promptprefix.resource import OnIdle, PromptPrefixStatus
 from promptprefix.roster import Company, Station, tie_of
 from promptprefix.routes import route_prefix_of, routed_versions
-from promptprefix.sizes import Sizes, heads_of, sizes_of
+from promptprefix.sizes import Remembered, Sizes, heads_of, sizes_of
 from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
 from promptprefix.wire import Phase, Placement, RoutePrefix
@@ -46,6 +46,8 @@ class Dossier:
         self.told: tuple[object, ...] = ()
         self._tie = tie_of(prefix.uid)
         self._sizes: tuple[object, ...] = ()
+        self._remembered: tuple[object, ...] = ()
+        self._let_go = let_go(prefix.conditions)
         self._latest = max(
             (v.last_matched for v in self.versions if v.last_matched is not None), default=None
         )
@@ -62,23 +64,29 @@ class Dossier:
         self._in_order: Sequence[Stay] = []
         self._placements: dict[tuple[object, ...], Placement] = {}
 
-    def read(self, company: Company) -> None:
-        """Read what the pods report of it, if that is news."""
-        if not self.notes.read(company):
+    def read(self, company: Company, remembered: Remembered) -> None:
+        """Read what the pods report of it and have reported of its sizes, if that is news."""
+        told = tuple(remembered.get(version.id) for version in self.versions)
+        if not self.notes.read(company) and told == self._remembered:
             return
+        self._remembered = told
         known = [self._latest] if self._latest is not None else []
         self._used = max((*known, *self.notes.matched.values()), default=None)
-        sizes = tuple(sizes_of(version, company) for version in self.versions)
+        sizes = tuple(sizes_of(version, company, remembered) for version in self.versions)
         if sizes != self._sizes:
             self._sizes = sizes
-            self.heads = tuple(heads_of(self.prefix, company))
+            self.heads = tuple(heads_of(self.prefix, company, remembered))
 
     def demand(self, routed: bool, now: datetime, calendar: Calendar) -> Demand:
-        """Return whether it is to be held; ``routed``: a router tells of its matches."""
+        """Return whether it is to be held; ``routed``: a router tells of its matches.
+
+        What was let go stays so until its pods have said whether they count its matches.
+        """
         used = self._used
         if used is not None and used > now:
             used = now
-        visible = routed or self.notes.plugged
+        notes = self.notes
+        visible = routed or notes.counted or (self._let_go and notes.unheard)
         if self._asked is not None:
             asked, since, answer = self._asked
             fresh = since <= now and (answer.wake_at is None or now < answer.wake_at)
@@ -131,7 +139,7 @@ class Dossier:
         standing = circle.standing.get(station)
         if standing not in _STAYING or standing is None or prefix.uid not in each.knows:
             return None
-        cold = prefix.uid not in each.warms
+        cold, resting = prefix.uid not in each.warms, prefix.uid not in each.firm
         if not held:
             return Stay(station, standing, NOTHING, cold=cold)
         warm = (v for v in prefix.earlier if each.phase(v.id) is Phase.WARM)
@@ -140,11 +148,12 @@ class Dossier:
         if earlier is not None:
             before = sizes.of(prefix, earlier, station)
         if self.current is None:
-            return Stay(station, standing, before or NOTHING, old=before is not None, cold=cold)
+            old = before is not None
+            return Stay(station, standing, before or NOTHING, old=old, cold=cold, resting=resting)
         if before is not None and each.phase(self.current.id) is not Phase.WARM:
             return Stay(station, standing, before, old=True, cold=cold)
         room = sizes.of(prefix, self.current, station)
-        return Stay(station, standing, room, second=before, cold=cold)
+        return Stay(station, standing, room, second=before, cold=cold, resting=resting)
 
     def _ordered(self, stays: list[Stay]) -> Sequence[Stay]:
         """Order pods that hold it: the warm ones first, each zone and node in its turn."""
@@ -163,6 +172,8 @@ class Dossier:
     def placement(self, tenure: Tenure, priority: int, asked: Demand) -> Placement:
         """Return what a pod is told of a version that it holds."""
         release = None if asked.held else asked.release
+        if tenure.measured:
+            release = OnIdle.KEEP
         version = tenure.version
         key = (version.id, priority, tenure.pinning, release, tenure.retained)
         found = self._placements.get(key)

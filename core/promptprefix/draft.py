@@ -11,7 +11,7 @@ from promptprefix.circles import Circle
 from promptprefix.demand import ALWAYS, Demand
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Prefix, Version
-from promptprefix.heads import Families, Footprint
+from promptprefix.heads import NOTHING, Families, Footprint
 from promptprefix.resource import Pinning
 from promptprefix.roster import Station
 from promptprefix.sizes import Sizes
@@ -23,7 +23,8 @@ class Stay:
     """A pod that holds a prefix already, and the room that it would keep there.
 
     ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
-    ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there.
+    ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there;
+    ``resting``: nor is any of it held there, or to be held.
     """
 
     station: Station
@@ -32,16 +33,21 @@ class Stay:
     second: Footprint | None = None
     old: bool = False
     cold: bool = False
+    resting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """A version on a pod. ``until``: when it is no longer kept, if clients don't send it."""
+    """A version on a pod. ``until``: when it is no longer kept, if clients don't send it.
+
+    ``measured``: it is not to be held, but to be measured.
+    """
 
     version: Version
     pinning: Pinning
     retained: bool = False
     until: datetime | None = None
+    measured: bool = False
 
 
 class Draft:
@@ -50,12 +56,15 @@ class Draft:
     ``claims`` are its pods and the room that it has there, ``chosen`` the same pods by name, of
     which ``resting`` are asleep and not counted. ``olds`` are those that give the room to an
     earlier version in the declared one's place. What they are told is ``common`` to all of them, or
-    ``varied`` by pod; ``holders`` has the pods by the id of the version.
+    ``varied`` by pod; ``holders`` has the pods by the id of the version. ``measuring`` is a pod
+    that is told to measure it, and ``measured`` what it is told.
     """
 
     __slots__ = (
         "_kept",
+        "_limits",
         "_synced",
+        "_taken",
         "awaited",
         "chosen",
         "circle",
@@ -63,6 +72,8 @@ class Draft:
         "common",
         "demand",
         "holders",
+        "measured",
+        "measuring",
         "olds",
         "order",
         "prefix",
@@ -96,7 +107,11 @@ class Draft:
         self.until: datetime | None = None
         self.holders: Mapping[str, Sequence[Station]] = {}
         self._kept: tuple[tuple[object, ...], Sequence[Stay], tuple[int, int]] = ((), (), (0, 0))
+        self.measuring: Station | None = None
+        self.measured: tuple[Placement, ...] = ()
         self._synced: Sequence[Stay] | None = None
+        self._limits = _Limits(False, 0, 0)
+        self._taken: list[Stay] = []
 
     @property
     def missing(self) -> int:
@@ -186,14 +201,23 @@ class Draft:
         standings = [stay.standing for stay in kept]
         return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
 
-    def keep_in_turn(self) -> None:
-        """Keep the pods that have room and are wanted, those first that should stay first."""
-        self.claims, self._synced = {}, None
-        olds, taken = set(), []
+    def keep_none(self) -> None:
+        """Begin to `keep_in_turn`."""
+        self.claims, self._synced, self._taken = {}, None, []
+        self.olds = frozenset()
         wanted, eligible = self._numbers()
-        limits = _Limits(self.demand.held, wanted, eligible)
+        self._limits = _Limits(self.demand.held, wanted, eligible)
+
+    def keep_in_turn(self, *, resting: bool) -> None:
+        """Keep the pods that have room and are wanted, those first that should stay first.
+
+        Those where it rests have their turn when all of the same priority have kept the others.
+        """
+        olds, limits = set(self.olds), self._limits
         for stay in self.stays:
             ledger = stay.station.ledger
+            if stay.resting is not resting:
+                continue
             if not self.every and not limits.may(stay.standing):
                 continue
             if ledger.take(self, stay.first):
@@ -203,13 +227,13 @@ class Draft:
             else:
                 continue
             limits.take(stay.standing)
-            taken.append(stay)
+            self._taken.append(stay)
             self.claims[stay.station] = room
             if old:
                 olds.add(stay.station)
         self.chosen = sorted(self.claims, key=attrgetter("order"))
         self.olds = frozenset(olds)
-        self.wanted, self.resting = self._counts(wanted, taken)
+        self.wanted, self.resting = self._counts(self._numbers()[0], self._taken)
 
     def choose(self, stations: Sequence[Station], moved: set[Station]) -> None:
         """Take pods that gave room."""
@@ -254,14 +278,30 @@ class Draft:
             if placements[station] != self.varied.get(station):
                 moved.add(station)
             for each in on:
-                holders.setdefault(each.version.id, []).append(station)
+                if not each.measured:
+                    holders.setdefault(each.version.id, []).append(station)
         ends = (each.until for on in held.values() for each in on)
         self.until = min((end for end in ends if end is not None), default=None)
         self.holders, self.common, self.varied = holders, (), placements
 
     def told(self, station: Station) -> tuple[Placement, ...]:
         """Return what a pod is told of it."""
+        if station is self.measuring:
+            return self.measured
         return self.varied.get(station, ()) if self.varied else self.common
+
+    def measure(self, station: Station, placement: Placement, moved: set[Station]) -> None:
+        """Be measured on a pod, and take no room there."""
+        station.ledger.force(self, NOTHING)
+        self.measuring, self.measured = station, (placement,)
+        moved.add(station)
+
+    def end_measuring(self, moved: set[Station]) -> None:
+        """Be measured nowhere."""
+        if self.measuring is not None:
+            self.measuring.ledger.give_back(self)
+            moved.add(self.measuring)
+            self.measuring = None
 
     def leave(self, moved: set[Station]) -> None:
         """Leave all pods: the resource is gone."""

@@ -33,6 +33,8 @@ class Candidate:
     ``owned`` has the reports by the uid of the resource. ``holds`` and ``warms`` are the uids of
     the resources of which it may hold some version, and of which it holds one warm; ``knows`` also
     has those of which it has released what it held, ``mentions`` all of which it says anything.
+    ``firm`` are the uids of those that it holds or is to hold just now; what it was told to release
+    is ``resting``, and counts as held as long as the report says so.
     """
 
     pod: Pod
@@ -40,6 +42,8 @@ class Candidate:
     reported: Mapping[str, PlacementState] = field(default_factory=dict)
     owned: Mapping[str, Sequence[PlacementState]] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
+    resting: frozenset[str] = frozenset()
+    firm: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     warms: frozenset[str] = frozenset()
     knows: frozenset[str] = frozenset()
@@ -83,7 +87,8 @@ def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
     for id_, state in reported.items():
         owned.setdefault(owner(id_), []).append(state)
     told = {owner(id_) for id_ in sidecar.told}
-    holds = told.union(uid for uid, states in owned.items() if any(map(held_there, states)))
+    held = {uid for uid, states in owned.items() if any(map(held_there, states))}
+    holds = told | held
     phases = {uid: {state.phase for state in states} for uid, states in owned.items()}
     return Candidate(
         pod=pod,
@@ -91,6 +96,8 @@ def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
         reported=reported,
         owned=owned,
         told=sidecar.told,
+        resting=sidecar.resting,
+        firm=frozenset(held.union(owner(id_) for id_ in sidecar.told - sidecar.resting)),
         holds=frozenset(holds),
         warms=frozenset(uid for uid, seen in phases.items() if Phase.WARM in seen),
         knows=frozenset(holds.union(uid for uid, seen in phases.items() if Phase.RELEASED in seen)),

@@ -48,11 +48,13 @@ class Sidecar:
     """A connected sidecar.
 
     ``told`` holds the ids of placements that it was told to hold and has not yet confirmed to have
-    dropped; it may hold them even when its last report does not say so.
+    dropped; it may hold them even when its last report does not say so. ``resting`` are those that
+    it was told to release.
     """
 
     state: SidecarState
     told: frozenset[str] = frozenset()
+    resting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

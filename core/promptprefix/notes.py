@@ -22,6 +22,7 @@ class Note:
     """What one pod reports.
 
     ``hits`` are the latest matches and ``digests`` the tokens of what is warm, by version.
+    ``counted``: its engine's plugin counts matches; ``unheard``: it has not said whether.
     ``holds``: it may hold some version; ``lingers``: it holds another than the declared one.
     """
 
@@ -29,7 +30,8 @@ class Note:
     hits: Mapping[str, float]
     digests: Mapping[str, str]
     warm: Sequence[str]
-    plugged: bool
+    counted: bool
+    unheard: bool
     holds: bool
     lingers: bool
 
@@ -48,7 +50,8 @@ class Notes:
         self._company: Company | None = None
         self._hits: dict[str, dict[Station, float]] = {}
         self._warm: Counter[str] = Counter()
-        self._plugged = 0
+        self._counted = 0
+        self._unheard = 0
         self.by_station: dict[Station, Note] = {}
         self.digests: dict[str, dict[Station, str]] = {}
         self.matched: Mapping[str, datetime] = {}
@@ -58,9 +61,14 @@ class Notes:
         self.route_mark = 0
 
     @property
-    def plugged(self) -> bool:
-        """Whether some pod that knows of it counts its matches."""
-        return self._plugged > 0
+    def counted(self) -> bool:
+        """Whether some pod counts its matches."""
+        return self._counted > 0
+
+    @property
+    def unheard(self) -> bool:
+        """Whether some pod may count its matches and has not yet said so."""
+        return self._unheard > 0
 
     @property
     def warm_pods(self) -> Mapping[str, int]:
@@ -117,32 +125,31 @@ class Notes:
         holding = Holding(each.pod.name, each.reported.get(self._current), each.engine)
         if old is not None and _same(old.holding, holding):
             holding = old.holding
-        knows = self._uid in each.knows
+        owned = each.owned.get(self._uid, ())
         return Note(
             holding=holding,
             hits=hits,
             digests=digests,
             warm=warm,
-            plugged=knows and each.engine is not None and HARD_PINS in each.engine.capabilities,
+            counted=any(state.counted for state in owned),
+            unheard=self._uid in each.knows and (not owned or _asking(each.engine)),
             holds=self._uid in each.holds,
-            lingers=any(
-                held_there(state)
-                for state in each.owned.get(self._uid, ())
-                if state.id != self._current
-            ),
+            lingers=any(held_there(state) for state in owned if state.id != self._current),
         )
 
     def _count(self, station: Station, old: Note | None, new: Note | None) -> None:
         """Bring the sums from a pod's note before to the present one."""
         if old is not None:
-            self._plugged -= old.plugged
+            self._counted -= old.counted
+            self._unheard -= old.unheard
             self._warm.subtract(old.warm)
             for id_ in old.hits:
                 del self._hits[id_][station]
             for id_ in old.digests:
                 del self.digests[id_][station]
         if new is not None:
-            self._plugged += new.plugged
+            self._counted += new.counted
+            self._unheard += new.unheard
             self._warm.update(new.warm)
             for id_, hit in new.hits.items():
                 self._hits.setdefault(id_, {})[station] = hit
@@ -158,6 +165,11 @@ class Notes:
             or old.warm != new.warm
             or (old.holds, old.lingers) != (new.holds, new.lingers)
         )
+
+
+def _asking(engine: EngineState | None) -> bool:
+    """Whether a sidecar does not know yet what its engine's plugin has."""
+    return engine is not None and HARD_PINS not in engine.capabilities and not engine.soft_reason
 
 
 def _same(one: Holding, other: Holding) -> bool:

@@ -18,11 +18,12 @@ from promptprefix.dossier import Dossier
 from promptprefix.draft import Draft
 from promptprefix.fleet import Limits, Prefix, Snapshot
 from promptprefix.heads import Families, Head
+from promptprefix.measuring import measure
 from promptprefix.refusals import Takers
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roster import Roster, Station
 from promptprefix.routes import endpoint_of
-from promptprefix.sizes import Sizes
+from promptprefix.sizes import Remembered, Sizes
 from promptprefix.telling import status_for
 from promptprefix.tenure import tenures
 from promptprefix.windows import Calendar
@@ -74,11 +75,12 @@ class Planner:
         """Return the plan for ``snapshot``, the same as any other planner's."""
         self._roster.see(snapshot.pods, snapshot.sidecars)
         prefixes = sorted(snapshot.prefixes, key=lambda each: (each.namespace, each.name, each.uid))
-        dossiers = self._open(prefixes)
+        dossiers = self._open(prefixes, snapshot.sizes)
         moved: set[Station] = set()
         drafts = self._begin(snapshot, dossiers, now, moved)
         stations = self._stations(snapshot.limits)
         assign(drafts, stations, moved)
+        measure(drafts, dossiers, moved)
         self._settle(drafts, dossiers, snapshot, now, moved)
         takers = Takers()
         statuses = {}
@@ -98,14 +100,14 @@ class Planner:
             wake_at=min(_wakes(drafts), default=None),
         )
 
-    def _open(self, prefixes: Sequence[Prefix]) -> Sequence[Dossier]:
+    def _open(self, prefixes: Sequence[Prefix], remembered: Remembered) -> Sequence[Dossier]:
         """Return the dossiers of all resources, and read what is new of them."""
         opened: dict[str, Dossier] = {}
         for prefix in prefixes:
             dossier = self._dossiers.get(prefix.uid)
             if dossier is None or (dossier.prefix is not prefix and dossier.prefix != prefix):
                 dossier = Dossier(prefix)
-            dossier.read(self._roster.company(prefix.namespace))
+            dossier.read(self._roster.company(prefix.namespace), remembered)
             opened[prefix.uid] = dossier
         self._dossiers = opened
         return list(opened.values())
@@ -121,13 +123,15 @@ class Planner:
         """Return the drafts as the last plan left them, with what each resource asks for now."""
         for station in self._extended:
             station.ledger.retract()
+        for draft in self._drafts.values():
+            draft.end_measuring(moved)
         for uid in self._drafts.keys() - self._dossiers.keys():
             self._drafts.pop(uid).leave(moved)
         heads = [dossier.heads for dossier in dossiers if dossier.heads]
         if heads != self._heads:
             self._families = Families(head for each in heads for head in each)
         self._heads = heads
-        sizes = Sizes(self._roster.companies, self._families)
+        sizes = Sizes(self._roster.companies, self._families, snapshot.sizes)
         return [self._draft(snapshot, dossier, sizes, now) for dossier in dossiers]
 
     def _draft(self, snapshot: Snapshot, dossier: Dossier, sizes: Sizes, now: datetime) -> Draft:

@@ -75,6 +75,7 @@ def no_room(
     """
     budget, takers = known.budget(circle), known.of(draft, circle)
     need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
+    size = f"{need} blocks{_estimated(draft)}"
     share = ""
     if limits.budget_share < 1:
         part = f"{limits.budget_share:.0%} of the pin budget"
@@ -82,17 +83,24 @@ def no_room(
     if need > budget:
         return Shortfall(
             Reason.BUDGET_EXCEEDED,
-            f"{_placed(draft, behind)}It takes {need} blocks, but pins may take at most {budget} "
+            f"{_placed(draft, behind)}It takes {size}, but pins may take at most {budget} "
             f"on a pod{share}: shorten the text, or raise the pin budget or the size of the "
             "engines' KV cache.",
         )
     most = f" of {budget}" if budget < UNLIMITED else ""
     return Shortfall(
         Reason.BUDGET_EXCEEDED,
-        f"{_placed(draft, behind)}No room for its {need} blocks in the pin budget{most}{share} "
+        f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
         f"{_who(takers)}{_help(draft, takers)}",
     )
+
+
+def _estimated(draft: Draft) -> str:
+    """Say that the size is not known yet; empty if it is."""
+    if draft.measuring is None:
+        return ""
+    return f" (an estimate: it is being measured on {draft.measuring.candidate.pod.name})"
 
 
 def _placed(draft: Draft, behind: int) -> str:

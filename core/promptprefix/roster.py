@@ -10,15 +10,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import TypeAlias
 
 from promptprefix.budget import Ledger
 from promptprefix.eligibility import Candidate, candidate
-from promptprefix.fleet import Pod, Sidecar, owner
+from promptprefix.fleet import Pod, Sidecar, Size, owner
 from promptprefix.wire import EngineState, Placement, PlacementState, RouteEndpoint
-
-Size: TypeAlias = tuple[int, int, tuple[str, ...]]
-"""How large a version is by a report: block size, tokens, and digests of its heads."""
 
 
 def tie_of(uid: str) -> int:
@@ -129,11 +125,12 @@ class Company:
             for id_ in old.keys() | new.keys()
             if (one := old.get(id_)) is not (other := new.get(id_)) and one != other
         }
-        if not moved and before.told == made.told:
+        if not moved and (before.told, before.resting) == (made.told, made.resting):
             return
+        turned = (before.told ^ made.told) | (before.resting ^ made.resting)
         self._strike(station, before, [old[id_] for id_ in moved if id_ in old])
         self._enter(station, made, [new[id_] for id_ in moved if id_ in new])
-        self._note(station, {owner(id_) for id_ in moved | (before.told ^ made.told)})
+        self._note(station, {owner(id_) for id_ in moved | turned})
 
     def _enter(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
         for uid in each.mentions:
@@ -173,7 +170,7 @@ class Roster:
     """The pods of all namespaces."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[Pod, object, object]] = {}
+        self._seen: dict[str, tuple[Pod, Sidecar | None]] = {}
         self._companies: dict[str, Company] = {}
 
     @property
@@ -189,15 +186,14 @@ class Roster:
         """Take in all pods and reports of this moment."""
         for pod in pods:
             sidecar = sidecars.get(pod.uid)
-            state, told = (None, None) if sidecar is None else (sidecar.state, sidecar.told)
             known = self._seen.get(pod.uid)
             if known is not None:
                 same = known[0] is pod or known[0] == pod
-                if same and known[1] is state and (known[2] is told or known[2] == told):
+                if same and _alike(known[1], sidecar):
                     continue
                 if known[0].namespace != pod.namespace or known[0].name != pod.name:
                     self._forget(pod.uid)
-            self._seen[pod.uid] = (pod, state, told)
+            self._seen[pod.uid] = (pod, sidecar)
             self._companies.setdefault(pod.namespace, Company()).see(pod, sidecar)
         if len(self._seen) > len(pods):
             for uid in self._seen.keys() - {pod.uid for pod in pods}:
@@ -209,6 +205,13 @@ class Roster:
         company.forget(uid)
         if not company.stations:
             del self._companies[namespace]
+
+
+def _alike(one: Sidecar | None, other: Sidecar | None) -> bool:
+    """Whether a sidecar has reported nothing and was told nothing since."""
+    if one is None or other is None:
+        return one is other
+    return one.state is other.state and (one.told, one.resting) == (other.told, other.resting)
 
 
 def _standing(each: Candidate) -> tuple[object, ...]:

@@ -1,36 +1,49 @@
-"""How much room a version takes on a pod: by that pod's report, by others', else by estimate."""
+"""How much room a version takes on a pod: by its own report, by that of others, by estimate.
+
+What pods have reported before counts as what they report.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
-from promptprefix.fleet import Prefix, Version
+from promptprefix.fleet import Prefix, Size, Version
 from promptprefix.heads import NOTHING, Families, Footprint, Head
 from promptprefix.resource import Pinning
-from promptprefix.roster import Company, Size, Station, size_of
+from promptprefix.roster import Company, Station, size_of
+
+Remembered: TypeAlias = Mapping[str, tuple[Size, ...]]
+"""`Snapshot.sizes`."""
 
 
-def heads_of(prefix: Prefix, company: Company) -> Iterator[Head]:
+def heads_of(prefix: Prefix, company: Company, remembered: Remembered) -> Iterator[Head]:
     """Yield what is reported of the blocks that the versions of a resource begin with."""
     for version in (prefix.version, *prefix.earlier):
         if version is None:
             continue
-        for size in sizes_of(version, company):
+        for size in sizes_of(version, company, remembered):
             if size[2]:
                 yield _head(prefix, version, size)
 
 
-def sizes_of(version: Version, company: Company) -> tuple[Size, ...]:
-    """Return the different sizes that pods report of a version."""
-    return tuple(sorted(company.sizes.get(version.id, ())))
+def sizes_of(version: Version, company: Company, remembered: Remembered) -> tuple[Size, ...]:
+    """Return the different sizes that pods report of a version, or have reported."""
+    return tuple(sorted({*company.sizes.get(version.id, ()), *remembered.get(version.id, ())}))
 
 
 class Sizes:
     """The room of all versions at one moment; what is not pinned takes none."""
 
-    def __init__(self, companies: Mapping[str, Company], families: Families) -> None:
+    def __init__(
+        self,
+        companies: Mapping[str, Company],
+        families: Families,
+        remembered: Remembered | None = None,
+    ) -> None:
         self._companies = companies
         self._families = families
+        self._remembered = remembered or {}
         self._known: dict[tuple[str, int], Footprint] = {}
         self._least: dict[str, int] = {}
 
@@ -67,9 +80,16 @@ class Sizes:
             found = self._least[version.id] = min((each.own for each in footprints), default=0)
         return found
 
+    def known(self, prefix: Prefix, version: Version, station: Station) -> bool:
+        """Whether the version was measured by an engine with the block size of this pod."""
+        engine = station.candidate.engine
+        told = self._told(prefix, version)
+        return engine is not None and any(size[0] == engine.block_size for size in told)
+
     def _told(self, prefix: Prefix, version: Version) -> Iterable[Size]:
         company = self._companies.get(prefix.namespace)
-        return company.sizes.get(version.id, ()) if company is not None else ()
+        present = company.sizes.get(version.id, ()) if company is not None else ()
+        return {*present, *self._remembered.get(version.id, ())}
 
     def _elsewhere(self, prefix: Prefix, version: Version, block_size: int) -> Footprint:
         """Return the room by the reports of other pods, the largest of several, or by estimate."""

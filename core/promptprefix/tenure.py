@@ -70,6 +70,8 @@ def _held(
             yield Tenure(serving, wanted)
         elif ledger.could(draft, sizes.of(prefix, serving, station)):
             yield Tenure(serving, Pinning.NONE)
+        elif serving.readable and not sizes.known(prefix, serving, station):
+            yield Tenure(serving, wanted, measured=True)
     for version in prefix.earlier:
         if station.candidate.phase(version.id) is not Phase.WARM:
             continue

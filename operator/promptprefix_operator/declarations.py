@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
+from promptprefix.demand import let_go
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.fleet import (
     DEFAULT_RETENTION,
@@ -27,7 +28,6 @@ from promptprefix.tokens import estimate_tokens
 from promptprefix.versions import MATCH_LAG
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import Resource
-from promptprefix_operator.matches import let_go
 from promptprefix_operator.salts import Salts, salt_digest
 from promptprefix_operator.sources import Source, SourceText, salt_source_of, text_source_of
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from promptprefix.demand import let_go
 from promptprefix.durations import parse_duration
 from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, owner
-from promptprefix.reasons import ConditionType, Reason
-from promptprefix.resource import Condition
 from promptprefix.versions import MATCH_STEP
 from promptprefix.wire import MatchReport
 
@@ -17,7 +16,6 @@ ROUTER_SECONDS = 60.0
 """A router that has reported nothing for so long tells of no matches any more."""
 
 _LONGEST_AGE_S = 365 * 86_400.0
-_LET_GO = (Reason.IDLE, Reason.OUTSIDE_WINDOWS)
 
 
 @dataclass
@@ -154,14 +152,6 @@ class Matches:
 def _ttl(prefix: Prefix) -> timedelta | None:
     spec = prefix.spec
     return None if spec is None or spec.idleTTL is None else parse_duration(spec.idleTTL)
-
-
-def let_go(conditions: Iterable[Condition]) -> bool:
-    """Return whether these conditions say that a resource was let go for want of matches."""
-    return any(
-        each.type == ConditionType.ACTIVE and each.status == "False" and each.reason in _LET_GO
-        for each in conditions
-    )
 
 
 def _ends_idleness(resource: _Resource, version: _Version, now: datetime) -> bool:

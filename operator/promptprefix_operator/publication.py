@@ -13,7 +13,7 @@ from promptprefix.wire import Placement, Revision, RouteTable, SidecarState, Syn
 
 @dataclass(frozen=True)
 class _Told:
-    """A pod's set, and its ids and contents.
+    """A pod's set, and its ids and contents; ``resting`` are those that it is to release.
 
     ``open`` also holds the ids of what it was told before and may not have dropped yet.
     """
@@ -22,6 +22,7 @@ class _Told:
     ids: frozenset[str]
     contents: Mapping[str, Placement]
     open: frozenset[str]
+    resting: frozenset[str]
 
 
 class Publication:
@@ -68,7 +69,7 @@ class Publication:
             return Sidecar(state)
         if applied == told.response.revision and told.open is not told.ids:
             told = self._sets[pod_uid] = replace(told, open=told.ids)
-        return Sidecar(state, told.open)
+        return Sidecar(state, told.open, told.resting)
 
     def publish(self, plan: Plan) -> None:
         """Publish a plan and wake everybody who waits for one."""
@@ -100,7 +101,9 @@ class Publication:
         response = SyncResponse(revision=self._next(), placements=placements)
         ids = frozenset(placement.id for placement in placements)
         contents = {placement.content_digest: placement for placement in placements}
-        self._sets[uid] = _Told(response, ids, contents, ids if told is None else ids | told.open)
+        resting = frozenset(each.id for each in placements if each.release is not None)
+        before = ids if told is None else ids | told.open
+        self._sets[uid] = _Told(response, ids, contents, before, resting)
 
     def _next(self) -> Revision:
         self._number += 1

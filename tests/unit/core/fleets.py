@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from promptprefix.fleet import Limits, Override, Pod, Prefix, Sidecar, Snapshot, Version
+from promptprefix.fleet import Limits, Override, Pod, Prefix, Sidecar, Size, Snapshot, Version
 from promptprefix.placement import Plan, plan
 from promptprefix.resource import Pinning, PromptPrefixSpec
 from promptprefix.wire import (
@@ -105,10 +105,35 @@ def sidecar(
 def fleet(
     prefixes: Iterable[Prefix], pods: Iterable[Pod], budget: int = 0, **fields: object
 ) -> Snapshot:
-    """Return a fleet of empty pods with equal budgets."""
-    members = tuple(pods)
-    made = Snapshot(tuple(prefixes), members, {p.uid: sidecar(budget=budget) for p in members})
+    """Return a fleet of empty pods with equal budgets, where all sizes were as estimated."""
+    members, declared = tuple(pods), tuple(prefixes)
+    sidecars = {p.uid: sidecar(budget=budget) for p in members}
+    made = Snapshot(declared, members, sidecars, sizes=as_estimated(declared))
     return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def versions_of(prefixes: Iterable[Prefix]) -> Iterator[Version]:
+    for each in prefixes:
+        yield from (found for found in (each.version, *each.earlier) if found is not None)
+
+
+def as_estimated(prefixes: Iterable[Prefix]) -> dict[str, tuple[Size, ...]]:
+    return {
+        each.id: ((BLOCK, each.estimated_tokens, ()),)
+        for each in versions_of(prefixes)
+        if each.estimated_tokens
+    }
+
+
+def remembered(snapshot: Snapshot, sidecars: Mapping[str, Sidecar]) -> dict[str, tuple[Size, ...]]:
+    """Return all sizes that were reported before or are reported now."""
+    sizes = {id_: set(known) for id_, known in snapshot.sizes.items()}
+    for each in sidecars.values():
+        for report in each.state.placements:
+            if report.tokens:
+                size = (each.state.engine.block_size, report.tokens, report.heads)
+                sizes.setdefault(report.id, set()).add(size)
+    return {id_: tuple(sorted(known)) for id_, known in sizes.items()}
 
 
 def pods(count: int) -> tuple[Pod, ...]:
@@ -131,12 +156,7 @@ def ready(made: Plan, uid: str) -> tuple[str, str, str]:
 
 def obeyed(snapshot: Snapshot, made: Plan, heads: Mapping[str, str] | None = None) -> Snapshot:
     """Return the snapshot in which every pod holds, warm, exactly what the plan says."""
-    sizes = {
-        version.id: version.estimated_tokens // BLOCK
-        for each in snapshot.prefixes
-        for version in (each.version, *each.earlier)
-        if version is not None
-    }
+    sizes = {each.id: each.estimated_tokens // BLOCK for each in versions_of(snapshot.prefixes)}
     known = {
         (uid, state.id): state
         for uid, each in snapshot.sidecars.items()
@@ -158,11 +178,18 @@ def obeyed(snapshot: Snapshot, made: Plan, heads: Mapping[str, str] | None = Non
                 engine=each.state.engine,
                 placements=tuple(held(uid, placement) for placement in made.desired[uid]),
             ),
-            frozenset(placement.id for placement in made.desired[uid]),
+            *told(made.desired[uid]),
         )
         for uid, each in snapshot.sidecars.items()
     }
-    return replace(snapshot, sidecars=sidecars)
+    return replace(snapshot, sidecars=sidecars, sizes=remembered(snapshot, sidecars))
+
+
+def told(placements: Iterable[Placement]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ids of a set, and of those in it that are to be released."""
+    every = list(placements)
+    resting = frozenset(each.id for each in every if each.release is not None)
+    return frozenset(each.id for each in every), resting
 
 
 def pinned(made: Plan, uid: str) -> list[Placement]:
@@ -199,13 +226,13 @@ def size_on(snapshot: Snapshot, uid: str, version_id: str) -> tuple[int, tuple[s
         for each in sidecar.state.placements
         if each.id == version_id and each.tokens
     ]
+    told += [(tokens, heads) for _, tokens, heads in snapshot.sizes.get(version_id, ())]
     if told:
         tokens, heads = max(told)
         return tokens // BLOCK, heads
-    for each in snapshot.prefixes:
-        for found in (each.version, *each.earlier):
-            if found is not None and found.id == version_id:
-                return -(-found.estimated_tokens // BLOCK), ()
+    for found in versions_of(snapshot.prefixes):
+        if found.id == version_id:
+            return -(-found.estimated_tokens // BLOCK), ()
     return 0, ()
 
 
@@ -262,7 +289,8 @@ def fleet_of(seed: int, *, steady: bool = False) -> Snapshot:
         if steady or rng.random() < 0.9
     }
     limits = {"ml": Limits(rng.choice([1.0, 0.5]), rng.choice([1_000, 1]))}
-    return Snapshot(prefixes, members, sidecars, limits=limits)
+    known = {id_: size for id_, size in as_estimated(prefixes).items() if rng.random() < 0.5}
+    return Snapshot(prefixes, members, sidecars, limits=limits, sizes=known)
 
 
 def _sidecar(
@@ -281,13 +309,14 @@ def _sidecar(
         if phase is Phase.RELEASED:
             report = report.model_copy(update={"released": OnIdle.KEEP})
         reports.append(report)
-    return sidecar(
+    made = sidecar(
         *reports,
         budget=rng.randint(1, 30),
         told=[each.id for each in known if rng.random() < 0.2],
         healthy=steady or rng.random() < 0.9,
         asleep=not steady and rng.random() < 0.1,
     )
+    return replace(made, resting=frozenset(each for each in made.told if rng.random() < 0.3))
 
 
 def mixed(rng: Random, one: Snapshot, other: Snapshot) -> Snapshot:
@@ -316,6 +345,7 @@ def mixed(rng: Random, one: Snapshot, other: Snapshot) -> Snapshot:
         pods=tuple(members.values()),
         sidecars=sidecars,
         limits=rng.choice([one.limits, other.limits]),
+        sizes=rng.choice([one.sizes, other.sizes]),
     )
 
 

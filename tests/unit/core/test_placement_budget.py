@@ -143,7 +143,7 @@ def test_without_a_budget_half_of_the_blocks_may_be_pinned() -> None:
     engine = snapshot.sidecars["uid-p0"].state.engine.model_copy(update={"budget_blocks": 0})
     sidecars = {"uid-p0": sidecar(**dict(engine))}
     assert holders(planned(replace(snapshot, sidecars=sidecars)), "x-1") == set()
-    fits = replace(snapshot, prefixes=(prefix("x", blocks=50),), sidecars=sidecars)
+    fits = fleet([prefix("x", blocks=50)], pods(1), sidecars=sidecars)
     assert holders(planned(fits), "x-1") == {"p0"}
 
 
@@ -274,7 +274,11 @@ def test_orders_of_a_person_on_call_and_what_a_plugin_sees_decide() -> None:
     assert holders(planned(idle(warm_now=Override())), "x-1") == {"p0"}
     unseen = replace(idle(), routed=frozenset())
     assert holders(planned(unseen), "x-1") == {"p0"}
-    plugged = {"uid-p0": sidecar(state("x-1", 8), budget=10, capabilities=(HARD_PINS,))}
+    warm = state("x-1", 8)
+    plugged = {"uid-p0": sidecar(warm, budget=10, capabilities=(HARD_PINS,))}
+    assert holders(planned(replace(unseen, sidecars=unseen.sidecars | plugged)), "x-1") == {"p0"}
+    counted = warm.model_copy(update={"counted": True})
+    plugged = {"uid-p0": sidecar(counted, budget=10, capabilities=(HARD_PINS,))}
     seen = planned(replace(unseen, sidecars=unseen.sidecars | plugged))
     assert holders(seen, "x-1") == set()
     always = prefix("x", blocks=8, unpin=Override())

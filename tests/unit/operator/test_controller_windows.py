@@ -81,6 +81,7 @@ class Bench:
             blocks_total=100,
             capabilities=(HARD_PINS,),
         )
+        state = {"counted": True, **state} if state else {}
         known = [PlacementState(id=each.id, tokens=16, **state) for each in self.set if state]
         told = SidecarState(engine=engine, placements=tuple(known))
         self.sidecars.report("p", told, self.publication.set_of("p").revision)
@@ -181,3 +182,24 @@ async def test_the_loop_wakes_at_the_window_s_end() -> None:
     assert bench.now() < EDGE + timedelta(seconds=5)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def test_an_idle_prefix_that_nobody_counts_is_held_once_until_somebody_does() -> None:
+    clock = Clock(EDGE + timedelta(hours=1))
+    bench = Bench(clock, idleTTL="10m")
+    bench.controller.step()
+    warm = {"phase": Phase.WARM, "pinned": Pinning.HARD, "pinned_tokens": 16}
+    rest = {"phase": Phase.RELEASED, "released": OnIdle.EVICT}
+    clock.time += timedelta(hours=1)
+    for report, held in (
+        ({"phase": Phase.PENDING, "counted": False}, True),
+        (warm, False),
+        (rest, False),
+        ({**rest, "counted": False}, True),  # the engine has restarted
+        ({"phase": Phase.WARMING, "counted": False}, True),
+        (warm, False),
+        (rest, False),
+    ):
+        bench.report(**report)
+        bench.controller.step()
+        assert [each.release is None for each in bench.set] == [held]

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from promptprefix.demand import let_go
 from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Version
 from promptprefix.resource import Condition, PromptPrefixSpec
 from promptprefix.versions import MATCH_STEP
 from promptprefix.wire import Match, MatchReport
-from promptprefix_operator.matches import ROUTER_SECONDS, Matches, let_go
+from promptprefix_operator.matches import ROUTER_SECONDS, Matches
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 

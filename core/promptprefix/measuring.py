@@ -1,0 +1,59 @@
+"""Which pods measure a text that finds no room there by its estimated size.
+
+Its real size may be smaller, and it may share blocks with others: only an engine's tokenizer tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from promptprefix.circles import Circle
+from promptprefix.dossier import Dossier
+from promptprefix.draft import Draft, Tenure
+from promptprefix.eligibility import Standing
+from promptprefix.resource import Pinning
+from promptprefix.roster import Station, tie_of
+
+
+def measure(drafts: Sequence[Draft], dossiers: Sequence[Dossier], moved: set[Station]) -> None:
+    """Let those be measured on a pod that are on none for want of room and of unknown size."""
+    for draft, dossier in zip(drafts, dossiers, strict=True):
+        station = _station(draft)
+        if station is not None and dossier.current is not None:
+            tenure = Tenure(dossier.current, _pinning(draft), measured=True)
+            placement = dossier.placement(tenure, draft.priority, draft.demand)
+            draft.measure(station, placement, moved)
+
+
+def _station(draft: Draft) -> Station | None:
+    """Return the pod that is to measure it; None if none has to.
+
+    It is one that was told so before, if there is any.
+    """
+    circle, prefix = draft.circle, draft.prefix
+    if circle is None or draft.missing <= 0 or not draft.open or _on_some(draft, circle):
+        return None
+    version = prefix.version
+    if version is None or not version.readable or _pinning(draft) is Pinning.NONE:
+        return None
+    able = [
+        station
+        for station in circle.eligible
+        if station not in draft.claims and not draft.sizes.known(prefix, version, station)
+    ]
+    tie = tie_of(prefix.uid)
+    return min(
+        able,
+        key=lambda each: (prefix.uid not in each.candidate.knows, each.tie ^ tie),
+        default=None,
+    )
+
+
+def _on_some(draft: Draft, circle: Circle) -> bool:
+    """Whether a pod that can measure it is told to hold it anyway."""
+    return any(circle.standing[each] is Standing.ELIGIBLE for each in draft.chosen)
+
+
+def _pinning(draft: Draft) -> Pinning:
+    spec = draft.prefix.spec
+    return spec.pinning if spec is not None else Pinning.NONE
