@@ -123,17 +123,11 @@ async def _until_pinned(stand: Life, pod: Pod) -> None:
 @contextmanager
 def _hanging(server: Cluster) -> Iterator[None]:
     """Stop the API server from running for as long as the block lasts."""
-    pids = _processes(server.namespaces.running["kube-apiserver"].pid)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    parent = server.namespaces.running["kube-apiserver"].pid
+    [child] = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    os.kill(int(child), signal.SIGSTOP)
     try:
         yield
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-def _processes(pid: int) -> list[int]:
-    """Return a process and what it has started."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in _processes(int(child)))]
+        os.kill(int(child), signal.SIGCONT)
+        os.kill(parent, signal.SIGCONT)  # what started it stops with its child
