@@ -46,8 +46,9 @@ class EngineClient:
 
     def cached_tokens(self, prompt: Sequence[int], **more: Any) -> int:
         """How many tokens of this request's prompt the engine found cached, in its own words."""
-        details = self.complete(prompt, **more)["usage"]["prompt_tokens_details"]
-        return int(details["cached_tokens"] or 0)
+        # Before 0.25, vLLM leaves the details out where nothing was cached.
+        details = self.complete(prompt, **more)["usage"]["prompt_tokens_details"] or {}
+        return int(details.get("cached_tokens") or 0)
 
     def sign(self, op: str, pin_id: str, tokens: int, prompt: Sequence[int], **change: Any) -> str:
         self._counter += 1

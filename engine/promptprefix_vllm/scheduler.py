@@ -35,6 +35,8 @@ _WAITING: Final = "WAITING"
 _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 # Where releases keep requests that wait.
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
+# What refuses blocks to a request: with no blocks, or with False.
+_ADMISSIONS: Final = ("allocate_slots", "can_fit_full_sequence")
 _MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
 
@@ -103,18 +105,26 @@ class PinningMixin(_Base):  # type: ignore[misc]
             table, settings.key, epoch=secrets.token_hex(8), transfer=transfer_of(self)
         )
         self._hold_seconds = settings.hold_seconds
-        allocate = manager.allocate_slots
-
-        # schedule() does not say why it scheduled nothing. The valve must open for want of blocks
-        # only, not while a connector or a grammar keeps a request waiting.
-        def allocate_and_note(*args: Any, **kwargs: Any) -> Any:
-            blocks = allocate(*args, **kwargs)
-            if blocks is None:
-                self._allocation_refused = True
-            return blocks
-
-        manager.allocate_slots = allocate_and_note
+        for name in _ADMISSIONS:
+            if callable(getattr(manager, name, None)):
+                self._note_refusals(manager, name)
         _log.info("promptprefix: pins are on, at most %d of %d blocks", budget, cache.blocks_total)
+
+    def _note_refusals(self, manager: Any, name: str) -> None:
+        """schedule() does not say why it scheduled nothing.
+
+        The valve must open for want of blocks only, not while a connector or a grammar keeps a
+        request waiting.
+        """
+        ask = getattr(manager, name)
+
+        def ask_and_note(*args: Any, **kwargs: Any) -> Any:
+            given = ask(*args, **kwargs)
+            if given is None or given is False:
+                self._allocation_refused = True
+            return given
+
+        setattr(manager, name, ask_and_note)
 
     # -- requests coming and going
 

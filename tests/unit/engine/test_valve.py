@@ -80,6 +80,21 @@ def test_a_request_that_gets_no_blocks_opens_the_valve() -> None:
     assert not pinned_after_a_step(pinning_class(Scheduler)())
 
 
+def test_a_release_that_asks_first_whether_a_whole_prompt_fits() -> None:
+    class Asking(Scheduler):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kv_cache_manager.can_fit_full_sequence = lambda: False
+
+        def schedule(self) -> Any:
+            self.kv_cache_manager.can_fit_full_sequence()
+            return SimpleNamespace(
+                scheduled_new_reqs=[], scheduled_cached_reqs=None, total_num_scheduled_tokens=0
+            )
+
+    assert not pinned_after_a_step(pinning_class(Asking)())
+
+
 @pytest.mark.parametrize(
     ("status", "opens"), [("WAITING_FOR_REMOTE_KVS", False), ("PREEMPTED", True)]
 )
