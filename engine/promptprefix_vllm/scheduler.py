@@ -32,6 +32,7 @@ else:
 _log = logging.getLogger("vllm.promptprefix")
 _COMPLETED: Final = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"})
 _WAITING: Final = "WAITING"
+_READY: Final = (_WAITING, "PREEMPTED")
 _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 # Where releases keep requests that wait.
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
@@ -39,6 +40,7 @@ _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
 _ADMISSIONS: Final = ("allocate_slots", "can_fit_full_sequence")
 _MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
+_STUCK_SECONDS: Final = 5.0
 
 
 def scheduler_class(*arguments: Any, **named: Any) -> Any:
@@ -75,6 +77,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         self._warming: dict[str, float] = {}
         self._refused_answers: dict[str, Answer] = {}
         self._allocation_refused = False
+        self._stuck_since: float | None = None
         self._pin_only_stale = True
         self._pin_only = 0
         self._pin_only_due = 0.0
@@ -226,7 +229,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         if output.scheduled_new_reqs or resumed or self._allocation_refused:
             self._pin_only_stale = True
             self._record_requests(desk, output.scheduled_new_reqs, now)
-        if self._starved(output):
+        if self._starved(output, now):
             self._open_valve(desk, now)
         return output
 
@@ -263,18 +266,34 @@ class PinningMixin(_Base):  # type: ignore[misc]
                 continue
             desk.table.record_request(request.block_hashes, data.num_computed_tokens, now)
 
-    def _starved(self, output: Any) -> bool:
-        return (
-            self._allocation_refused
-            and not output.total_num_scheduled_tokens
-            and not self.running
-            and not getattr(self, "deferred_frees", ())
+    def _starved(self, output: Any, now: float) -> bool:
+        if (
+            output.total_num_scheduled_tokens
+            or self.running
+            or getattr(self, "deferred_frees", ())
             # A connector fills blocks of such a request now: it runs next, and gives them back.
-            and not any(
+            or any(
                 request.status.name == _LOADING
                 for request in getattr(self, "kv_holding_waiting", ())
             )
-        )
+        ):
+            self._stuck_since = None
+            return False
+        return self._allocation_refused or self._stuck(now)
+
+    def _stuck(self, now: float) -> bool:
+        """The net below: a release may refuse blocks in a place that is not watched."""
+        if self._paused() or not any(
+            request.status.name in _READY for name in _QUEUES for request in getattr(self, name, ())
+        ):
+            self._stuck_since = None
+            return False
+        self._stuck_since = now if self._stuck_since is None else self._stuck_since
+        return now - self._stuck_since >= _STUCK_SECONDS
+
+    def _paused(self) -> bool:
+        state = getattr(self, "pause_state", None)
+        return state is not None and state.name != "UNPAUSED"
 
     def _open_valve(self, desk: PinDesk, now: float) -> None:
         """The next step tries again, and releases the next pin if one was not enough."""
@@ -292,9 +311,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
 
     def get_num_unfinished_requests(self) -> int:
         count: int = super().get_num_unfinished_requests()
-        state = getattr(self, "pause_state", None)
-        paused = state is not None and state.name != "UNPAUSED"
-        return count if paused else count + len(self._held)
+        return count if self._paused() else count + len(self._held)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         if self._desk is not None:

@@ -80,6 +80,47 @@ def test_a_request_that_gets_no_blocks_opens_the_valve() -> None:
     assert not pinned_after_a_step(pinning_class(Scheduler)())
 
 
+class Silent(Scheduler):
+    """Refuses blocks in a place that the plugin does not watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = [SimpleNamespace(status=SimpleNamespace(name="WAITING"), request_id="r")]
+
+    def schedule(self) -> Any:
+        return SimpleNamespace(
+            scheduled_new_reqs=[], scheduled_cached_reqs=None, total_num_scheduled_tokens=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("status", "pause", "opens"),
+    [
+        ("WAITING", "UNPAUSED", True),
+        ("PREEMPTED", "UNPAUSED", True),
+        ("WAITING_FOR_FSM", "UNPAUSED", False),
+        ("WAITING", "PAUSED_ALL", False),
+    ],
+)
+def test_an_engine_that_is_stuck_for_an_unknown_reason_opens_the_valve(
+    status: str, pause: str, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("promptprefix_vllm.scheduler.time.monotonic", lambda: clock[0])
+    scheduler: Any = pinning_class(Silent)()
+    scheduler.pause_state = SimpleNamespace(name="UNPAUSED")
+    scheduler.waiting[0].status.name = "WAITING_FOR_FSM"
+    assert pinned_after_a_step(scheduler)
+    scheduler.pause_state.name, scheduler.waiting[0].status.name = pause, status
+    for _ in range(2):
+        clock[0] += 4.0
+        scheduler.schedule()
+        assert scheduler._desk.table.pins
+    clock[0] += 4.0
+    scheduler.schedule()
+    assert bool(scheduler._desk.table.pins) is not opens
+
+
 def test_a_release_that_asks_first_whether_a_whole_prompt_fits() -> None:
     class Asking(Scheduler):
         def __init__(self) -> None:
