@@ -11,9 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -23,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import structlog
 
+from bench.fleet_pods import APPLY, make_pods, team
 from bench.kube_admin import PREFIXES, Json, KubeAdmin, PrefixWatch
-from bench.simulated_fleet import APPLY, Fleet, fleet, make_pods, team
+from bench.simulated_fleet import Order, fleet
 from e2e.cluster import Cluster
 from e2e.operator_stand import Operator, control_plane, get, operator, until
 
@@ -116,7 +114,7 @@ class Bench:
     admin: KubeAdmin
     watch: PrefixWatch
     operator: Operator
-    fleet: Fleet
+    fleet: asyncio.subprocess.Process
     report: Json
 
     async def create(self) -> None:
@@ -197,19 +195,14 @@ class Bench:
             "load_of_machine": round(os.getloadavg()[0], 1),
             "operator_peak_mb": round(peak_mb(pid)),
             "operator_cpu_s": round(cpu_seconds(pid), 1),
-            "fleet_cpu_s": round(time.process_time(), 1),
+            "fleet_cpu_s": round(cpu_seconds(self.fleet.pid), 1),
+            "fleet_peak_mb": round(peak_mb(self.fleet.pid)),
             "status_writes": told.get('status_writes_total{result="written"}', 0),
             "status_writes_failed": told.get('status_writes_total{result="failed"}', 0),
             "events_posted": told.get('events_total{result="posted"}', 0),
             "plans": told.get("plan_seconds_count"),
             "plan_seconds": round(told.get("plan_seconds_sum", 0.0), 1),
             "plan_errors": told.get("plan_errors_total", 0),
-            "warm_placements": sum(
-                1
-                for sidecar in self.fleet.sidecars
-                for record in sidecar.board.snapshot.records.values()
-                if record.wanted
-            ),
         }
 
 
@@ -224,7 +217,7 @@ async def standing(size: Size, server: Cluster, folder: Path) -> AsyncIterator[B
         await until(lambda: "data" in get(server, "configmap", "promptprefix-ca"))
         authority = get(server, "configmap", "promptprefix-ca")["data"]["ca.crt"]
         url = f"https://127.0.0.1:{running.port}"
-        async with fleet(pods, url, authority, folder) as found:
+        async with fleet(Order(tuple(pods), url, authority, str(folder))) as found:
             begun = time.monotonic()
             await connected_to(running, size.pods)
             connected = round(time.monotonic() - begun, 1)
@@ -281,16 +274,12 @@ async def run(size: Size, server: Cluster, folder: Path) -> Json:
             tell(f"{name}: {json.dumps(bench.report[name])}")
             write(bench.report)  # a run that is cut short has told what it found until then
         bench.report["operator_complaints"] = complaints(bench.operator)
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        bench.report["fleet_peak_mb"] = round(usage.ru_maxrss / 1024)
         return bench.report
 
 
 def main() -> None:
     """Run the bench on a control plane of its own."""
     size = arguments()
-    quiet = structlog.make_filtering_bound_logger(logging.ERROR)
-    structlog.configure(wrapper_class=quiet)  # the sidecars of this process
     with control_plane() as server, tempfile.TemporaryDirectory(prefix="scale-") as name:
         report = asyncio.run(run(size, server, Path(name)))
     write(report)
