@@ -213,7 +213,7 @@ class Fleet:
         return union((e.tokens // BLOCK, e.heads) for e in reports if e.pinned_tokens)
 
 
-ROUNDS = 12
+ROUNDS = 4
 
 
 @settings(max_examples=150, deadline=None, phases=(Stage.explicit, Stage.generate))
