@@ -36,10 +36,15 @@ def _station(draft: Draft) -> Station | None:
     version = prefix.version
     if version is None or not version.readable or _pinning(draft) is Pinning.NONE:
         return None
+    known = draft.sizes.measured(prefix, version)
+    if circle.block_sizes <= known:
+        return None
     able = [
         station
         for station in circle.eligible
-        if station not in draft.claims and not draft.sizes.known(prefix, version, station)
+        if station not in draft.claims
+        and (engine := station.candidate.engine) is not None
+        and engine.block_size not in known
     ]
     tie = tie_of(prefix.uid)
     return min(

@@ -80,11 +80,9 @@ class Sizes:
             found = self._least[version.id] = min((each.own for each in footprints), default=0)
         return found
 
-    def known(self, prefix: Prefix, version: Version, station: Station) -> bool:
-        """Whether the version was measured by an engine with the block size of this pod."""
-        engine = station.candidate.engine
-        told = self._told(prefix, version)
-        return engine is not None and any(size[0] == engine.block_size for size in told)
+    def measured(self, prefix: Prefix, version: Version) -> frozenset[int]:
+        """Return the block sizes of the engines that have told how large the version is."""
+        return frozenset(size[0] for size in self._told(prefix, version))
 
     def _told(self, prefix: Prefix, version: Version) -> Iterable[Size]:
         company = self._companies.get(prefix.namespace)

@@ -70,7 +70,7 @@ def _held(
             yield Tenure(serving, wanted)
         elif ledger.could(draft, sizes.of(prefix, serving, station)):
             yield Tenure(serving, Pinning.NONE)
-        elif serving.readable and not sizes.known(prefix, serving, station):
+        elif serving.readable and _unmeasured(draft, serving, station):
             yield Tenure(serving, wanted, measured=True)
     for version in prefix.earlier:
         if station.candidate.phase(version.id) is not Phase.WARM:
@@ -83,6 +83,13 @@ def _held(
         if until is None or now < until:
             fits = ledger.extend(sizes.of(prefix, version, station))
             yield Tenure(version, wanted if fits else Pinning.NONE, retained=True, until=until)
+
+
+def _unmeasured(draft: Draft, version: Version, station: Station) -> bool:
+    """Whether no engine like this pod's has told how large the version is."""
+    engine = station.candidate.engine
+    known = draft.sizes.measured(draft.prefix, version)
+    return engine is not None and engine.block_size not in known
 
 
 def _pinning(prefix: Prefix) -> Pinning:
