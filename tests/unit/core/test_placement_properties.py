@@ -155,7 +155,7 @@ def test_a_pod_that_goes_moves_its_own_prefixes_alone(
     count: int, prefixes: int, replicas: int, gone: int
 ) -> None:
     wanted = [prefix(f"x{index}", blocks=3, replicas=replicas) for index in range(prefixes)]
-    start = fleet(wanted, (pod(f"p{index}", zone=f"z{index % 3}") for index in range(count)), 90)
+    start = fleet(wanted, (pod(f"p{index}") for index in range(count)), 90)
     before = obeyed(start, planned(start))
     lost = before.pods[gone % count]
     after = planned(
