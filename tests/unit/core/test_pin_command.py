@@ -33,7 +33,14 @@ def test_golden_commands(vector: dict[str, Any]) -> None:
 
 
 def test_golden_commands_cover_every_operation() -> None:
-    assert {vector["fields"]["op"] for vector in VECTORS} == {"pin", "unpin", "renew", "report", "evict", "warm"}
+    assert {vector["fields"]["op"] for vector in VECTORS} == {
+        "pin",
+        "unpin",
+        "renew",
+        "report",
+        "evict",
+        "warm",
+    }
 
 
 def test_mac_is_over_the_whole_command_and_the_prompt() -> None:
