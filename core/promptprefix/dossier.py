@@ -39,13 +39,14 @@ class Dossier:
         self.current = declared(prefix)
         self.versions = tuple(v for v in (prefix.version, *prefix.earlier) if v is not None)
         self.sole = sole(prefix)
-        self.notes = Notes(prefix.uid, self.versions, self.current)
+        salted = frozenset(v.id for v in self.versions if prefix.salted(v))
+        self.notes = Notes(prefix.uid, self.versions, self.current, salted)
         self.heads: tuple[Head, ...] = ()
         self.outlook: Outlook | None = None
         self.status: PromptPrefixStatus | None = None
         self.told: tuple[object, ...] = ()
         self._tie = tie_of(prefix.uid)
-        self._sizes: tuple[object, ...] = ()
+        self.sizes: tuple[object, ...] = ()
         self._remembered: tuple[object, ...] = ()
         self._let_go = let_go(prefix.conditions)
         self._latest = max(
@@ -73,8 +74,8 @@ class Dossier:
         known = [self._latest] if self._latest is not None else []
         self._used = max((*known, *self.notes.matched.values()), default=None)
         sizes = tuple(sizes_of(version, company, remembered) for version in self.versions)
-        if sizes != self._sizes:
-            self._sizes = sizes
+        if sizes != self.sizes:
+            self.sizes = sizes
             self.heads = tuple(heads_of(self.prefix, company, remembered))
 
     def demand(self, routed: bool, now: datetime, calendar: Calendar) -> Demand:
@@ -109,7 +110,7 @@ class Dossier:
         if families is not self._families or self.heads is not self._printed:
             self._families, self._printed = families, self.heads
             self._prints = tuple(families.footprint(head) for head in self.heads)
-        ground = (self._sizes, self._prints, held)
+        ground = (self.sizes, self._prints, held)
         if ground != self._ground:
             self._ground = ground
             stale.update(self.notes.by_station, self._stays)
@@ -189,7 +190,7 @@ class Dossier:
                 priority=priority,
                 release=release,
                 retained=tenure.retained,
-                salted=bool(version.salt_digest),
+                salted=self.prefix.salted(version),
             )
         return found
 

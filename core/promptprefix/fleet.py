@@ -144,6 +144,11 @@ class Prefix:
     unpin: Override | None = None
     notes: tuple[str, ...] = ()
 
+    def salted(self, version: Version) -> bool:
+        """Whether a version has a cache salt, or may have one, where only its id is remembered."""
+        declared = self.spec is not None and self.spec.cacheSaltRef is not None
+        return bool(version.salt_digest) or (declared and not version.readable)
+
 
 @dataclass(frozen=True)
 class Snapshot:

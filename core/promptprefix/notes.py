@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -43,8 +43,15 @@ class Notes:
     told something else. ``stale`` collects the pods that moved, for whoever takes it.
     """
 
-    def __init__(self, uid: str, versions: Sequence[Version], current: Version | None) -> None:
+    def __init__(
+        self,
+        uid: str,
+        versions: Sequence[Version],
+        current: Version | None,
+        salted: Container[str] = (),
+    ) -> None:
         self._uid = uid
+        self._salted = salted
         self._versions = versions
         self._current = current.id if current is not None else ""
         self._company: Company | None = None
@@ -120,7 +127,7 @@ class Notes:
                 hits[version.id] = min(state.last_hit, _LATEST)
             if state.phase is Phase.WARM and each.serving:
                 warm.append(version.id)
-                if digest := warm_digest(each, version.id, bool(version.salt_digest)):
+                if digest := warm_digest(each, version.id, version.id in self._salted):
                     digests[version.id] = digest
         holding = Holding(each.pod.name, each.reported.get(self._current), each.engine)
         if old is not None and _same(old.holding, holding):

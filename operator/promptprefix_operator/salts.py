@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from promptprefix.fleet import Prefix, Version
+from promptprefix.fleet import Prefix
 from promptprefix.wire import RoutePrefix
 
 MIN_CHARACTERS: Final = 16
@@ -83,7 +83,7 @@ class Salts:
             version.id
             for prefix in prefixes
             for version in (prefix.version, *prefix.earlier)
-            if version is not None and _salted(prefix, version)
+            if version is not None and prefix.salted(version)
         }
         if not salted:
             return routes
@@ -94,9 +94,3 @@ class Salts:
             for route in routes
             if route.id not in salted or route.id in self._salts
         )
-
-
-def _salted(prefix: Prefix, version: Version) -> bool:
-    """Whether the version has a salt, or may have one, where only its id is remembered."""
-    declared = prefix.spec is not None and prefix.spec.cacheSaltRef is not None
-    return bool(version.salt_digest) or (declared and not version.readable)

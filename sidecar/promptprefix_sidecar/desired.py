@@ -26,6 +26,9 @@ def with_desired(snapshot: Snapshot, placements: Sequence[Placement]) -> Snapsho
 def _wanted(old: Record | None, placement: Placement) -> Record:
     if old is None or _text(old.placement) != _text(placement):
         return Record(placement)
+    if old.placement.salted:
+        # An id has one salt for good; an operator that has just started may not know that it has.
+        placement = placement.model_copy(update={"salted": True})
     record = replace(old, placement=placement, wanted=True)
     if placement.release is not old.placement.release:
         record = _with_release(record)

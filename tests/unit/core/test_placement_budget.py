@@ -286,6 +286,20 @@ def test_orders_of_a_person_on_call_and_what_a_plugin_sees_decide() -> None:
     assert [each.release for each in given_up.desired["uid-p0"]] == [OnIdle.KEEP]
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_text_that_is_only_remembered_is_salted_if_it_may_be(declared: bool) -> None:
+    salt = {"cacheSaltRef": {"name": "s", "key": "k"}} if declared else {}
+    old = version("a", "0", blocks=8, readable=False, superseded=NOW)
+    start = fleet([prefix("a", spec=salt, version=None, earlier=(old,))], pods(1), 20)
+    warm = {"uid-p0": sidecar(state("a-0", 8), budget=20, told=["a-0"])}
+    made = planned(replace(start, sidecars=warm))
+    assert [(each.id, each.salted) for each in made.desired["uid-p0"]] == [("a-0", declared)]
+    plain = ("a" * 64,)
+    assert (made.endpoints[0].warm != plain) is declared
+    assert (made.prefixes[0].token_digests != plain) is declared
+    assert made.endpoints[0].warm == made.prefixes[0].token_digests
+
+
 def test_salted_versions_share_nothing_with_others() -> None:
     salted = version("a", blocks=8, salt_digest="s")
     prefixes = [prefix("a", version=salted), prefix("b", blocks=8)]

@@ -95,3 +95,10 @@ def test_pin_ids_fit_the_plugin_and_tell_owner_and_digest(length: int) -> None:
     assert digest_of(made) == head().digest
     assert owner_of(made) == owner_of(pin_id("p" * length, head(first=9).digest))
     assert digest_of("p#0123456789abcdef") == ""
+
+
+def test_a_salted_text_stays_salted_whatever_an_operator_knows_of_it() -> None:
+    record = replace(A, placement=A.placement.model_copy(update={"salted": True}))
+    told = A.placement.model_copy(update={"salted": False, "retained": True})
+    known = desired.with_desired(snapshot(record, found=report(pin(A))), [told])
+    assert known.records["a"].placement == told.model_copy(update={"salted": True})
