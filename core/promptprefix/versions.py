@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Sidecar, Version, owner
+from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Snapshot, Version, owner
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
 from promptprefix.wire import Phase
 
@@ -52,10 +52,16 @@ def short_id(version_id: str) -> str:
     return version_id.rpartition("-")[2]
 
 
-def only_warm(sidecars: Mapping[str, Sidecar], uid: str) -> frozenset[str]:
-    """Return the versions of a resource that are the only ones that some pod holds warm."""
+def only_warm(snapshot: Snapshot, namespace: str, uid: str) -> frozenset[str]:
+    """Return the versions of a resource that are the only ones that some pod holds warm.
+
+    Only pods of the resource's ``namespace`` are believed.
+    """
     found: set[str] = set()
-    for sidecar in sidecars.values():
+    for pod in snapshot.pods:
+        sidecar = snapshot.sidecars.get(pod.uid)
+        if pod.namespace != namespace or sidecar is None:
+            continue
         states = sidecar.state.placements
         warm = [each.id for each in states if each.phase is Phase.WARM and owner(each.id) == uid]
         if len(warm) == 1:

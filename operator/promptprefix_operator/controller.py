@@ -143,7 +143,10 @@ class Controller:
         sessions = self._sidecars.connected()
         self._matches.follow(prefixes)
         self._measures.follow(prefixes)
-        self._measures.read({uid: session.state for uid, session in sessions.items()})
+        self._measures.read(
+            {uid: session.state for uid, session in sessions.items()},
+            {uid: pod.namespace for uid, pod in self._cluster.pods.items()},
+        )
         return Snapshot(
             prefixes=prefixes,
             pods=apart(self._cluster.pods.values()),
@@ -168,7 +171,7 @@ class Controller:
             made.kept,
             now,
             self._awaited(snapshot.settling),
-            partial(only_warm, snapshot.sidecars),
+            partial(only_warm, snapshot),
         )
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)

@@ -121,13 +121,14 @@ class Declarations:
         placed: Collection[str],
         now: datetime,
         awaited: Collection[str] = (),
-        needed: Callable[[str], Collection[str]] = lambda _: (),
+        needed: Callable[[str, str], Collection[str]] = lambda *_: (),
     ) -> None:
         """Forget the texts of resources that are gone and versions that are no longer kept.
 
         ``placed`` holds the ids of the versions that some pod should hold. In the ``awaited``
         namespaces pods may hold others, so that only the oldest are forgotten. ``needed`` returns
-        those of a resource's versions, by its uid, that are the only warm one of some pod.
+        those of a resource's versions, by its namespace and uid, that are the only warm one of some
+        pod.
         """
         gone = self._known.keys() - resources.keys()
         for uid in gone:
@@ -137,9 +138,10 @@ class Declarations:
         for uid, known in self._known.items():
             if not known.history.earlier and len(known.payloads) <= 1:
                 continue
-            waits = resources[uid].namespace in awaited
-            retention = patient if waits else self._retention
-            known.history = known.history.prune(placed, now, retention, partial(needed, uid))
+            namespace = resources[uid].namespace
+            retention = patient if namespace in awaited else self._retention
+            must = partial(needed, namespace, uid)
+            known.history = known.history.prune(placed, now, retention, must)
             for id_ in known.payloads.keys() - {each.id for each in known.history.versions}:
                 del known.payloads[id_]
                 forgotten = True

@@ -82,12 +82,12 @@ class Matches:
         return frozenset(name for name, heard in self._routers.items() if heard > since)
 
     def take(self, report: MatchReport) -> int:
-        """Take in a report; return how many of its versions are known."""
+        """Take in a report; return how many of its versions are known in its tenant."""
         now, news, taken = self._now(), False, 0
         for match in report.matches:
             resource = self._resources.get(owner(match.id))
             version = resource.versions.get(match.id) if resource is not None else None
-            if resource is None or version is None:
+            if resource is None or version is None or resource.namespace != report.tenant:
                 continue
             taken += 1
             age = min(max(0.0, report.sent - match.at), _LONGEST_AGE_S)

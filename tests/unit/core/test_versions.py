@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix.fleet import Prefix, Retention, Version
+from promptprefix.fleet import Prefix, Retention, Snapshot, Version
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
-from promptprefix.versions import MATCH_STEP, kept_until, retained, version_statuses
+from promptprefix.versions import MATCH_STEP, kept_until, only_warm, retained, version_statuses
+from promptprefix.wire import Phase
+from tests.unit.core.fleets import pod, sidecar, state
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 RETENTION = Retention(idle=timedelta(minutes=10), max_age=timedelta(hours=1))
@@ -67,6 +69,25 @@ def test_what_is_kept_at_a_time_was_kept_before_it(
     assert end is not None
     assert superseded < end <= superseded + RETENTION.max_age
     assert retained(made, engines, at, RETENTION) == (at < end)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "phases", "found"),
+    [
+        ("ml", {"u-a": Phase.WARM}, {"u-a"}),
+        ("ml", {"u-a": Phase.WARM, "u-b": Phase.WARMING, "v-c": Phase.WARM}, {"u-a"}),
+        ("ml", {"u-a": Phase.WARM, "u-b": Phase.WARM}, set()),
+        ("ml", {"u-a": Phase.RELEASED}, set()),
+        ("other", {"u-a": Phase.WARM}, set()),
+    ],
+)
+def test_a_text_is_needed_where_a_pod_of_its_namespace_has_no_other_one_warm(
+    namespace: str, phases: dict[str, Phase], found: set[str]
+) -> None:
+    reported = sidecar(*(state(id_, 1, phase) for id_, phase in phases.items()))
+    holder, silent = pod("p", namespace=namespace), pod("q")
+    snapshot = Snapshot((), (holder, silent), {holder.uid: reported, "uid-unknown": reported})
+    assert only_warm(snapshot, "ml", "u") == found
 
 
 CURRENT = version("new", last_matched=NOW)

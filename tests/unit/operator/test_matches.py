@@ -80,6 +80,12 @@ def test_only_versions_that_are_declared_or_kept_count() -> None:
     assert (len(desk.matches), desk.shown()) == (0, None)
 
 
+def test_a_router_tells_only_of_its_own_tenant() -> None:
+    desk = Desk(prefix(), prefix("v", namespace="other"))
+    assert desk.take("u-new", "v-new", "v-old") == 1
+    assert desk.matches.latest("v", desk.now) == {}
+
+
 @pytest.mark.parametrize("at", [float("nan"), float("inf"), float("-inf"), 1e300, -1e300])
 def test_times_that_are_none_do_no_harm(at: float) -> None:
     desk = Desk(prefix())

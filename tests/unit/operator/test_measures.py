@@ -11,6 +11,7 @@ from promptprefix_operator.measures import MAX_SIZES, Measures
 
 OLD, NEW = (Version(f"u-{name}", "m", "f", "c") for name in ("old", "new"))
 DECLARED = Prefix("u", "ml", "u", 1, None, NEW, earlier=(OLD,))
+PODS = dict.fromkeys([*"pqr", *(f"p{index}" for index in range(MAX_SIZES + 2))], "ml")
 
 
 def report(tokens: int, *, id_: str = "u-new", block_size: int = 16, **state: Any) -> SidecarState:
@@ -23,7 +24,7 @@ def measures(*states: dict[str, SidecarState]) -> Measures:
     made = Measures()
     made.follow([DECLARED])
     for each in states:
-        made.read(each)
+        made.read(each, PODS)
     return made
 
 
@@ -56,6 +57,25 @@ def test_a_pod_that_is_gone_is_outvoted() -> None:
     assert away.sizes["u-new"] == ((16, 32, ()), (16, 48, ()), (32, 96, ()))
 
 
+def test_a_pod_that_is_gone_is_outvoted_by_one_that_says_what_it_said_before() -> None:
+    both = {"p": report(32), "q": report(48)}
+    assert measures(both, {"p": report(32)}).sizes["u-new"] == ((16, 32, ()),)
+
+
+def test_pods_of_other_namespaces_are_not_believed() -> None:
+    made, said = measures(), {"p": report(32), "x": report(4_096)}
+    made.read(said, {"p": "ml", "x": "other"})
+    assert made.sizes == {"u-new": ((16, 32, ()),)}
+
+
+def test_a_pod_whose_namespace_is_known_late_is_read_then() -> None:
+    made, said = measures(), {"p": report(32)}
+    made.read(said, {})
+    assert made.sizes == {}
+    made.read(said, {"p": "ml"})
+    assert set(made.sizes) == {"u-new"}
+
+
 def test_only_declared_and_kept_versions_are_remembered() -> None:
     made = measures({"p": report(32), "q": report(48, id_="u-old")})
     assert set(made.sizes) == {"u-new", "u-old"}
@@ -68,9 +88,9 @@ def test_only_declared_and_kept_versions_are_remembered() -> None:
 def test_a_version_that_is_known_late_is_read_from_what_was_said_before() -> None:
     made = Measures()
     said = {"p": report(32)}
-    made.read(said)
+    made.read(said, PODS)
     made.follow([DECLARED])
-    made.read(said)
+    made.read(said, PODS)
     assert set(made.sizes) == {"u-new"}
 
 
@@ -82,6 +102,6 @@ def test_few_sizes_of_a_version_are_remembered() -> None:
 def test_the_same_is_told_as_the_same_object() -> None:
     made = measures({"p": report(32)})
     before = made.sizes["u-new"]
-    made.read({"p": report(32), "q": report(32)})
+    made.read({"p": report(32), "q": report(32)}, PODS)
     made.follow([DECLARED])
     assert made.sizes["u-new"] is before
