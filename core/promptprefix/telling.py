@@ -26,8 +26,8 @@ def status_for(
     crowded = _crowded(draft, dossier, takers, limits)
     told = (
         dossier.notes.status_mark,
-        # Other pods are only spoken of where some are missing, or all are wanted.
-        draft.circle if draft.every or draft.missing > 0 or not draft.chosen else None,
+        dossier.sizes,
+        draft.circle if crowded is not None or _looks_around(draft) else None,
         draft.demand,
         draft.priority,
         draft.wanted,
@@ -42,6 +42,11 @@ def status_for(
         dossier.outlook = outlook
         dossier.status = status_of(outlook, now)
     return dossier.status
+
+
+def _looks_around(draft: Draft) -> bool:
+    """Whether pods are spoken of that don't hold it: some are missing, or all are wanted."""
+    return draft.every or draft.missing > 0 or not draft.chosen
 
 
 def _crowded(draft: Draft, dossier: Dossier, takers: Takers, limits: Limits) -> Shortfall | None:
