@@ -49,8 +49,12 @@ HEAD_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
                1536, 2048, 3072, 4096, 6144, 8192)  # fmt: skip
 """Numbers of leading blocks of which `PlacementState.heads` has digests, as far as they fit."""
 
-Count = Annotated[int, Field(le=2**53)]
+MAX_COUNT = 2**53
+Count = Annotated[int, Field(le=MAX_COUNT)]
 """A number that every JSON reader keeps: reported ones are copied into a resource's status."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A duration, or an instant in Unix seconds; a peer's clock may tell any."""
 
 
 class Wire(BaseModel):
@@ -129,9 +133,9 @@ class PlacementState(Wire):
     pinned: Pinning = Pinning.NONE
     released: OnIdle | None = None
     heads: tuple[str, ...] = Field(default=(), max_length=len(HEAD_LADDER))
-    last_hit: float | None = None
+    last_hit: Seconds | None = None
     counted: bool = False
-    warm_seconds: float | None = None
+    warm_seconds: Seconds | None = None
 
 
 class SidecarState(Wire):
@@ -232,7 +236,7 @@ class Match(Wire):
 
     id: str
     count: Count
-    at: float
+    at: Seconds
 
 
 class MatchReport(Wire):
@@ -244,7 +248,7 @@ class MatchReport(Wire):
     """
 
     tenant: str = Field(max_length=63)
-    sent: float
+    sent: Seconds
     term: int = 0
     matches: tuple[Match, ...] = Field(default=(), max_length=MAX_MATCHES)
 

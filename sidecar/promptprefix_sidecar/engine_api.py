@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from promptprefix.canonical import JsonValue
 from promptprefix.pin_command import XARG
@@ -64,7 +64,7 @@ class _Version(_Answer):
 
 
 class _Tokens(_Answer):
-    tokens: tuple[int, ...]
+    tokens: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...]
 
 
 class _CachedTokens(_Answer):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+from promptprefix.wire import MAX_COUNT
 
 START_TIME = "process_start_time_seconds"
 CACHE_CONFIG = "vllm:cache_config_info"
@@ -65,7 +68,8 @@ def read_exposition(text: str) -> EngineMetrics:
     lines = [line for line in text.splitlines() if line.startswith(_WANTED)]
     try:
         families = text_string_to_metric_families("\n".join(lines) + "\n")
-        return _values([sample for family in families for sample in family.samples])
+        samples = [sample for family in families for sample in family.samples]
+        return _values([sample for sample in samples if math.isfinite(sample.value)])
     except (ValueError, OverflowError) as error:
         raise ExpositionError(f"the engine's metrics can't be read: {error}") from error
 
@@ -77,7 +81,10 @@ def _values(samples: list[Sample]) -> EngineMetrics:
         block_size=_label_number(config.get("block_size", "")),
         blocks_total=_label_number(config.get("num_gpu_blocks", "")),
         prefix_caching=config.get("enable_prefix_caching", "True") != "False",
-        cache_usage=max((s.value for s in samples if s.name == CACHE_USAGE), default=0.0),
+        cache_usage=min(
+            max((s.value for s in samples if s.name == CACHE_USAGE and s.value > 0), default=0.0),
+            1.0,
+        ),
         running=_total(samples, RUNNING),
         waiting=_total(samples, WAITING),
         asleep=any(
@@ -96,13 +103,18 @@ def _by_source(samples: list[Sample]) -> Mapping[str, int]:
         source = sample.labels.get("source", "")
         known = source in found or len(found) < MAX_SOURCES
         if sample.name == CACHED_BY_SOURCE and source and known:
-            found[source] = found.get(source, 0) + round(sample.value)
+            found[source] = _count(found.get(source, 0) + sample.value)
     return found
 
 
 def _total(samples: list[Sample], name: str) -> int:
-    return round(sum(sample.value for sample in samples if sample.name == name))
+    return _count(sum(sample.value for sample in samples if sample.name == name))
 
 
 def _label_number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return _count(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+def _count(value: float) -> int:
+    """Return a number that the wire can carry, whatever the page says."""
+    return round(min(max(value, 0), MAX_COUNT))

@@ -8,8 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from promptprefix.wire import MAX_COUNT
 
 MAX_OWNER_CHARS = 128
 _DIGEST_CHARS = 64
@@ -52,21 +55,25 @@ NO_COMMANDS = frozenset(
 """Refusals that hold for every command, not for one prefix."""
 
 
+Amount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class PinView(BaseModel):
     """One pin as the engine sees it: times in seconds, sizes in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    tokens: int = 0
-    resident_tokens: int = 0
-    pinned_tokens: int = 0
-    lease_left_s: float = 0.0
+    tokens: Amount = 0
+    resident_tokens: Amount = 0
+    pinned_tokens: Amount = 0
+    lease_left_s: Seconds = 0.0
     priority: int = 0
-    hits: int = 0
-    last_hit_age_s: float | None = None
-    matches: int = 0
-    last_match_age_s: float | None = None
+    hits: Amount = 0
+    last_hit_age_s: Seconds | None = None
+    matches: Amount = 0
+    last_match_age_s: Seconds | None = None
     released_reason: str = ""
 
     @property
@@ -87,10 +94,10 @@ class WatchView(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    tokens: int = 0
-    resident_tokens: int = 0
-    matches: int = 0
-    last_match_age_s: float | None = None
+    tokens: Amount = 0
+    resident_tokens: Amount = 0
+    matches: Amount = 0
+    last_match_age_s: Seconds | None = None
 
     @property
     def whole(self) -> bool:
@@ -119,12 +126,12 @@ class PinAnswer(BaseModel):
     reason: str = ""
     message: str = ""
     epoch: str = ""
-    pin_epoch: int = 0
-    block_size: int = 0
-    blocks_total: int = 0
-    blocks_free: int = 0
-    blocks_pinned: int = 0
-    budget_blocks: int = 0
+    pin_epoch: Amount = 0
+    block_size: Amount = 0
+    blocks_total: Amount = 0
+    blocks_free: Amount = 0
+    blocks_pinned: Amount = 0
+    budget_blocks: Amount = 0
     offload_tier: str = ""
     pins: tuple[PinView, ...] = ()
     released: tuple[ReleasedPin, ...] = ()

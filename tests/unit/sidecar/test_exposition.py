@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from promptprefix.wire import MAX_COUNT
 from promptprefix_sidecar.exposition import (
     MAX_SOURCES,
     EngineMetrics,
@@ -85,3 +86,21 @@ def test_what_is_missing_is_unknown() -> None:
 def test_a_broken_page_is_refused(line: str) -> None:
     with pytest.raises(ExpositionError, match="metrics can't be read"):
         read_exposition(f"{line}\n")
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-5", "1e300"])
+def test_numbers_that_nobody_can_mean_end_in_bounds(value: str) -> None:
+    page = "\n".join(
+        [
+            f"vllm:kv_cache_usage_perc {value}",
+            f"vllm:num_requests_running {value}",
+            f"vllm:num_requests_waiting {value}",
+            f'vllm:prompt_tokens_cached_by_source_total{{source="device"}} {value}',
+            f'vllm:cache_config_info{{block_size="{"9" * 30}",num_gpu_blocks="{"9" * 18}"}} 1',
+        ]
+    )
+    found = read_exposition(page)
+    assert 0 <= found.cache_usage <= 1
+    assert found.block_size == 0
+    counts = (found.running, found.waiting, found.blocks_total, *found.cached_by_source.values())
+    assert all(0 <= each <= MAX_COUNT for each in counts)
