@@ -69,7 +69,9 @@ def read_exposition(text: str) -> EngineMetrics:
     try:
         families = text_string_to_metric_families("\n".join(lines) + "\n")
         samples = [sample for family in families for sample in family.samples]
-        return _values([sample for sample in samples if math.isfinite(sample.value)])
+        if not all(math.isfinite(sample.value) for sample in samples):
+            raise ValueError("a value is not finite")
+        return _values(samples)
     except (ValueError, OverflowError) as error:
         raise ExpositionError(f"the engine's metrics can't be read: {error}") from error
 
@@ -112,7 +114,7 @@ def _total(samples: list[Sample], name: str) -> int:
 
 
 def _label_number(text: str) -> int:
-    return _count(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    return _count(int(text)) if text.isdigit() and len(text) < 20 else 0
 
 
 def _count(value: float) -> int:

