@@ -28,10 +28,11 @@ from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
 
 FIELD_MANAGER = "promptprefix-operator"
-PROGRESS_SECONDS = 30.0
+PROGRESS_SECONDS = 120.0
 """Counts that move while no condition does are written no sooner after the last write.
 
-A resource that warms on many pods would otherwise be written once for each of them.
+A resource that warms on many pods would otherwise be written once for each of them; metrics tell
+at any time how far it is.
 """
 
 _NOT_FOUND = 404
@@ -79,12 +80,7 @@ class StatusWriter:
             if resource is None or wanted is None or wanted == resource.status:
                 await passed()
                 continue
-            late = self._clock() - written_at >= self._rewrite_seconds
-            if not late and written is not None and _timeless(wanted) == _timeless(written):
-                await passed()
-                continue
-            rest = written_at + PROGRESS_SECONDS - self._clock()
-            if rest > 0 and written is not None and _verdicts(wanted) == _verdicts(written):
+            if written is not None and (rest := self._rest(wanted, written, written_at)) > 0:
                 await _within(passed, rest)
                 continue
             try:
@@ -106,6 +102,18 @@ class StatusWriter:
             if (notice := _transition(resource, wanted, written)) is not None and budget.take():
                 self._events.post(notice)
             written, written_at = wanted, self._clock()
+
+    def _rest(
+        self, wanted: PromptPrefixStatus, written: PromptPrefixStatus, written_at: float
+    ) -> float:
+        """Return in how many seconds ``wanted`` may be written after ``written``."""
+        if _timeless(wanted) == _timeless(written):
+            patience = self._rewrite_seconds
+        elif _verdicts(wanted) == _verdicts(written):
+            patience = PROGRESS_SECONDS
+        else:
+            return 0.0
+        return written_at + patience - self._clock()
 
     async def _write(self, resource: Resource, status: PromptPrefixStatus) -> None:
         path = (
