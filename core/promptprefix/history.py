@@ -153,7 +153,7 @@ def rebuilt(
     """Return what a resource's status tells of its history; no text of it is readable.
 
     The first version, if nothing has replaced it, is in force until a text is declared. ``lag`` is
-    how much later than it is written the latest match may have been.
+    how much later than it is written the latest match may have been. No time is after ``now``.
     """
     versions = [
         Version(
@@ -161,10 +161,9 @@ def rebuilt(
             model=model,
             fingerprint=each.fingerprint,
             content_digest=each.contentDigest,
-            since=each.since,
-            superseded=each.superseded,
-            last_matched=each.lastMatched
-            and max(each.lastMatched, min(now, each.lastMatched + lag)),
+            since=min(each.since, now),
+            superseded=each.superseded and min(each.superseded, now),
+            last_matched=each.lastMatched and min(min(each.lastMatched, now) + lag, now),
             readable=False,
         )
         for each in statuses
@@ -174,11 +173,6 @@ def rebuilt(
         current=None if len(replaced) == len(versions) else versions[0],
         earlier=tuple(replace(each, superseded=each.superseded or now) for each in replaced),
     )
-
-
-def _latest(status: VersionStatus, now: datetime, lag: timedelta) -> datetime | None:
-    written = status.lastMatched
-    return None if written is None else max(written, min(now, written + lag))
 
 
 def _again(version: Version, known: Version) -> Version:

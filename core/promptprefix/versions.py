@@ -33,7 +33,8 @@ def kept_until(
         return None
     times = (version.superseded, version.last_matched, last_matched)
     used = max(at for at in times if at is not None)
-    return min(used + retention.idle, version.superseded + retention.max_age)
+    end = version.superseded + retention.max_age
+    return min(min(used, end) + retention.idle, end)
 
 
 def retained(
@@ -93,7 +94,7 @@ def version_statuses(
         return _whole(version.since or (known.since if known is not None else now))
 
     made = [
-        _status(version, warm_pods.get(version.id, 0), matched.get(version.id), since(version))
+        _status(version, warm_pods.get(version.id, 0), matched.get(version.id), since(version), now)
         for version in (*current, *listed)[:MAX_VERSIONS]
     ]
     if [_shape(each) for each in made] != [_shape(each) for each in prefix.versions]:
@@ -102,7 +103,7 @@ def version_statuses(
 
 
 def _status(
-    version: Version, warm_pods: int, matched: datetime | None, since: datetime
+    version: Version, warm_pods: int, matched: datetime | None, since: datetime, now: datetime
 ) -> VersionStatus:
     known = [at for at in (version.last_matched, matched) if at is not None]
     return VersionStatus(
@@ -112,7 +113,7 @@ def _status(
         warmPods=warm_pods,
         since=since,
         superseded=None if version.superseded is None else _whole(version.superseded),
-        lastMatched=_whole(max(known)) if known else None,
+        lastMatched=_whole(min(max(known), now)) if known else None,
     )
 
 

@@ -126,7 +126,7 @@ class Controller:
             now = self._now()
             snapshot = self._observe(now)
             made = self._planner.plan(snapshot, now)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError) as error:
             self._wake_at = None
             self._planner = self._make_planner()  # it may remember half of what it saw
             self._metrics.plan_errors.inc()

@@ -105,7 +105,7 @@ def _placement_state(record: Record, snapshot: Snapshot) -> PlacementState:
         pinned=record.pinned,
         released=record.released,
         heads=() if record.head is None else record.head.ladder,
-        last_hit=record.last_hit,
+        last_hit=None if record.last_hit is None else max(0.0, record.last_hit),
         counted=report is not None and report.counts(record.id),
         warm_seconds=record.warm_seconds,
     )

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from promptprefix.fleet import Prefix, Retention, Version, placement_id
 from promptprefix.history import LONGEST_WAIT, QUIET, History, rebuilt
+from promptprefix.resource import VersionStatus
 from promptprefix.versions import EARLIER_KEPT, kept_until, version_statuses
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -149,7 +150,7 @@ def written(history: History) -> tuple[Version, ...]:
     """Return the versions that an operator knows again after a restart."""
     prefix = Prefix("u", "ml", "a", 1, None, history.current, earlier=history.earlier)
     warm = {each.id: 1 for each in history.versions}
-    return rebuilt(version_statuses(prefix, warm, {}, START), "u", "m", at(500)).versions
+    return rebuilt(version_statuses(prefix, warm, {}, at(500)), "u", "m", at(500)).versions
 
 
 def test_a_restart_forgets_nothing_but_the_texts() -> None:
@@ -198,13 +199,25 @@ def test_a_status_without_a_version_in_force_and_an_empty_one_are_read() -> None
     assert texts(found.declare(version("b"), at(10))) == "ba"
 
 
-@pytest.mark.parametrize(("now", "found"), [(150, 150), (1_000, 400), (50, 100)])
+@pytest.mark.parametrize(("now", "found"), [(150, 150), (1_000, 400), (50, 50)])
 def test_a_match_may_have_been_later_than_it_was_written(now: float, found: float) -> None:
     history = edited((0, "a")).matched({version("a").id: at(100)})
     prefix = Prefix("u", "ml", "a", 1, None, history.current)
-    statuses = version_statuses(prefix, {}, {}, START)
+    statuses = version_statuses(prefix, {}, {}, at(200))
     [seen] = rebuilt(statuses, "u", "m", at(now), timedelta(seconds=300)).versions
     assert seen.last_matched == at(found)
+
+
+@pytest.mark.parametrize("lag", [0, 299])
+def test_times_to_come_are_read_as_the_present(lag: float) -> None:
+    never = datetime.max.replace(tzinfo=UTC)
+    statuses = [
+        VersionStatus(id=id_, fingerprint="f", since=never, superseded=gone, lastMatched=never)
+        for id_, gone in (("b", None), ("a", never))
+    ]
+    [b, a] = rebuilt(statuses, "u", "m", at(9), timedelta(seconds=lag)).versions
+    assert (b.since, b.superseded, b.last_matched) == (at(9), None, at(9))
+    assert (a.since, a.superseded, a.last_matched) == (at(9), at(9), at(9))
 
 
 class Life(RuleBasedStateMachine):

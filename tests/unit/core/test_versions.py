@@ -45,6 +45,7 @@ def ago(minutes: float) -> datetime:
         (55, ago(0), ago(0), 5),
         (60, ago(0), ago(0), 0),
         (600, ago(0), None, -540),
+        (5, None, datetime.max.replace(tzinfo=UTC), 55),
     ],
 )
 def test_a_version_is_kept_while_it_is_matched_and_never_for_too_long(
@@ -122,6 +123,16 @@ def test_the_status_tells_of_each_version() -> None:
             lastMatched=ago(1),
         ),
     ]
+
+
+def test_no_match_is_written_before_it_was() -> None:
+    never = datetime.max.replace(tzinfo=UTC)
+    ahead = replace(PREFIX, version=replace(CURRENT, last_matched=never))
+    for listed in (statuses(ahead, {"u-old": 1}, old=never), statuses(ahead, {"u-old": 1})):
+        assert listed[0].lastMatched == NOW
+    assert [each.lastMatched for each in statuses(ahead, {"u-old": 1}, 1, old=never)] == [
+        NOW + timedelta(minutes=1)
+    ] * 2
 
 
 def test_an_earlier_version_is_listed_from_its_first_holder_on_as_long_as_it_is_kept() -> None:

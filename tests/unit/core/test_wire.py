@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
     EngineState,
+    MatchReport,
     Phase,
     Placement,
     PlacementState,
@@ -90,6 +91,21 @@ def test_what_a_newer_peer_adds_is_ignored(message: Wire) -> None:
 def test_malformed_questions_are_refused(body: str) -> None:
     with pytest.raises(ValidationError):
         SyncRequest.model_validate_json(body)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "-1", "1e999"])
+@pytest.mark.parametrize("field", ["last_hit", "warm_seconds"])
+def test_a_time_is_a_number_from_zero_on(field: str, number: str) -> None:
+    state = f'{{"id": "u-1", "phase": "Warm", "{field}": '
+    assert PlacementState.model_validate_json(f"{state}1e18}}")
+    with pytest.raises(ValidationError):
+        PlacementState.model_validate_json(f"{state}{number}}}")
+    for sent, at in ((number, "1"), ("1", number)):
+        match = f'{{"id": "u-1", "count": 1, "at": {at}}}'
+        with pytest.raises(ValidationError):
+            MatchReport.model_validate_json(
+                f'{{"tenant": "ml", "sent": {sent}, "matches": [{match}]}}'
+            )
 
 
 def test_a_sidecar_that_says_nothing_of_readiness_or_tls_is_understood() -> None:

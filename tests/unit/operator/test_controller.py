@@ -71,7 +71,10 @@ class Bench:
         self.sidecars.report("p", state, self.publication.set_of("p").revision)
 
 
-def test_a_plan_that_fails_leaves_the_one_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ValueError, LookupError, TypeError, OverflowError])
+def test_a_plan_that_fails_leaves_the_one_before_in_force(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
     bench = Bench()
     bench.declare()
     bench.report()
@@ -80,7 +83,7 @@ def test_a_plan_that_fails_leaves_the_one_before_in_force(monkeypatch: pytest.Mo
     assert len(before.placements) == 1
 
     def fail(*_: object) -> None:
-        raise ValueError("a defect")
+        raise error("a defect")
 
     monkeypatch.setattr(bench.planner, "plan", fail)
     bench.now += 5

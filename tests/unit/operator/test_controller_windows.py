@@ -38,6 +38,7 @@ class Bench:
     """A controller with one pod and one resource, held until `EDGE` or longer."""
 
     def __init__(self, now: Callable[[], datetime], **spec: Any) -> None:
+        """``spec`` overrides what is declared."""
         self.now = now
         self.wake = asyncio.Event()
         self.cluster = Cluster(self.wake.set)
@@ -61,15 +62,30 @@ class Bench:
         )
         pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
         self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
-        metadata = {"uid": "u", "namespace": "ml", "name": "a", "generation": 1}
-        declared = {
+        self.declared: dict[str, Any] = {
             "model": "m",
             "pods": {"selector": {"matchLabels": {"app": "v"}}},
             "content": {"inline": {"systemInstructions": "x"}},
             "onIdle": "Evict",
         }
-        self.cluster.see_resource({"metadata": metadata, "spec": declared | spec})
+        self.declared |= spec
+        self.declare()
         self.report()
+
+    def declare(
+        self,
+        status: PromptPrefixStatus | None = None,
+        annotations: dict[str, str] | None = None,
+        **changes: Any,
+    ) -> None:
+        """Declare the resource with these changes; a ``status`` is one that is written."""
+        metadata: dict[str, Any] = {"uid": "u", "namespace": "ml", "name": "a", "generation": 1}
+        seen = {"metadata": metadata, "spec": self.declared | changes}
+        if annotations:
+            metadata["annotations"] = annotations
+        if status is not None:
+            seen["status"] = status.model_dump(mode="json", exclude_none=True)
+        self.cluster.see_resource(seen)
 
     def report(self, **state: Any) -> None:
         engine = EngineState(

@@ -51,3 +51,8 @@ def test_the_progress_of_a_warm_up_cuts_no_wait_short(phase: Phase) -> None:
         for more in ({"resident_tokens": 16}, {"resident_tokens": 32})
     )
     assert before == after
+
+
+def test_a_match_before_the_clock_was_set_is_told_as_the_earliest_time() -> None:
+    state = sidecar_state(snapshot(replace(warm(), last_hit=-5.0), found=report()), ADDRESS)
+    assert [each.last_hit for each in state.placements] == [0.0]

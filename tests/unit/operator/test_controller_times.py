@@ -1,0 +1,47 @@
+"""The loop and times that are not true: of pods, of people and of what was written before."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from promptprefix.wire import Phase
+from tests.unit.operator.test_controller_windows import EDGE, Bench, Clock
+
+NEVER = datetime.max.replace(tzinfo=UTC)
+FALSE = 1e18
+
+
+def test_a_false_match_ends_no_pass_and_is_written_as_of_now() -> None:
+    clock = Clock(EDGE)
+    bench = Bench(clock, idleTTL="10m")
+    bench.controller.step()
+    bench.report(phase=Phase.WARM, last_hit=FALSE)
+    bench.controller.step()
+    [written] = bench.status.versions
+    assert written.lastMatched == EDGE
+    assert bench.told()["Active"] == ("True", "InUse")
+
+    bench.declare(content={"inline": {"systemInstructions": "y"}})
+    bench.controller.step()
+    clock.time += timedelta(seconds=5)
+    for passes in (4, 5):
+        bench.controller.step()
+        assert bench.publication.passes == passes
+        bench.report(phase=Phase.WARM, last_hit=FALSE)
+    assert [each.retained for each in bench.set] == [False, True]
+
+
+def test_a_status_of_times_to_come_ends_no_pass() -> None:
+    clock = Clock(EDGE)
+    before = Bench(clock)
+    before.controller.step()
+    before.report(phase=Phase.WARM, last_hit=FALSE)
+    before.controller.step()
+    [version] = before.status.versions
+    false = version.model_copy(update=dict.fromkeys(("lastMatched", "since"), NEVER))
+    bench = Bench(clock, idleTTL="10m")
+    bench.declare(before.status.model_copy(update={"versions": [false]}))
+    bench.controller.step()
+    [seen] = bench.status.versions
+    assert seen.lastMatched == EDGE
+    assert bench.publication.passes == 1
