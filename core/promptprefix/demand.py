@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from promptprefix.annotations import UNPIN, WARM_NOW
@@ -58,6 +58,9 @@ def let_go(conditions: Iterable[Condition]) -> bool:
     )
 
 
+_FAR = timedelta(days=3_653)
+"""An order that ends farther ahead, by ten years, is one without an end."""
+
 ALWAYS = Demand(True, Reason.HELD, "Held at all times.")
 
 
@@ -70,11 +73,12 @@ def demand(prefix: Prefix, evidence: Evidence, now: datetime, calendar: Calendar
         return Demand(False, Reason.RELEASING, "Being deleted.")
     if spec.suspend:
         return Demand(False, Reason.SUSPENDED, "Suspended by spec.suspend.")
+    prefix, nearing = _without_far_ends(prefix, now)
     hours = calendar.hours(spec.windows, now)
     used_until = _used_until(prefix, spec, evidence)
     transition = _transition(prefix, spec, hours, now, calendar)
     ends = (each.until for each in (prefix.unpin, prefix.warm_now) if each is not None)
-    edges = (hours.until, transition, used_until, *ends)
+    edges = (hours.until, transition, used_until, *ends, *nearing)
     held, reason, message = _decide(prefix, spec, evidence, hours, used_until, now)
     unasked = reason is Reason.UNPINNED or bool(hours.errors)
     return Demand(
@@ -166,6 +170,19 @@ def _transition(
         if held(at, told) is not before:
             return at
     return told.change
+
+
+def _without_far_ends(prefix: Prefix, now: datetime) -> tuple[Prefix, Sequence[datetime]]:
+    """Return it with orders that end too far ahead as endless, and when those are so no more."""
+    orders = (prefix.unpin, prefix.warm_now)
+    ends = (each.until for each in orders if each is not None and each.until is not None)
+    far = [until for until in ends if until - now > _FAR]
+    if not far:
+        return prefix, ()
+    unpin, warm_now = (
+        Override() if each is not None and each.until in far else each for each in orders
+    )
+    return replace(prefix, unpin=unpin, warm_now=warm_now), [until - _FAR for until in far]
 
 
 def _strongest(prefix: Prefix, at: datetime) -> Override | None:

@@ -20,6 +20,11 @@ from promptprefix.schedule import Schedule, ScheduleError, read_schedule
 CAPACITY: Final = 4_096
 """Sets of windows that a `Calendar` remembers."""
 
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime(9000, 1, 1, tzinfo=UTC)
+"""Times outside of these are asked about as if they were the nearest of them: searches from there
+stay within the calendar's years."""
+
 _STEPS = 512
 HORIZON: Final = timedelta(days=35)
 """Openings without a gap between them are followed for so many and so long; their end, if it is
@@ -134,6 +139,7 @@ class Calendar:
 
 def hours_of(windows: Sequence[Window], at: datetime) -> Hours:
     """Return what ``windows`` say of ``at``, a UTC time in whole seconds."""
+    at = min(max(at, _FIRST), _LAST)
     peaks: list[Peak] = []
     errors: list[str] = []
     for index, window in enumerate(windows):

@@ -173,6 +173,27 @@ def test_what_comes_next(
     assert (found.next_transition, found.wake_at) == (transition, wake_at)
 
 
+NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize("end", [NEVER, NEVER - timedelta(days=1), NOON + timedelta(days=3_654)])
+@pytest.mark.parametrize("order", ["warm_now", "unpin"])
+@pytest.mark.parametrize("fields", [{}, TTL, WINDOWS, WINDOWS | TTL])
+def test_an_order_that_ends_too_far_ahead_has_no_end(
+    fields: dict[str, object], order: str, end: datetime
+) -> None:
+    answers = [
+        demand(prefix(fields, **{order: Override(until)}), SILENT, NOON, Calendar())
+        for until in (None, end)
+    ]
+    endless, far = (replace(each, wake_at=None) for each in answers)
+    assert far == endless
+    assert far.next_transition is None
+    near = end - timedelta(days=3_653)
+    told = demand(prefix(fields, **{order: Override(end)}), SILENT, near, Calendar())
+    assert told.message.endswith(f"until {end:%Y-%m-%dT%H:%M:%SZ}.")
+
+
 def test_the_open_window_is_named_whoever_decides() -> None:
     for declared in (
         prefix(WINDOWS),

@@ -35,6 +35,17 @@ BERLIN_DAYS = window("0 0 * * *", "24h", "Europe/Berlin", name="always")
 MIDNIGHT = window("0 0 * * *", "1h", lead="30m", name="midnight")
 LONG = window("0 0 1 * *", "720h", name="month")
 
+YEARS = [datetime.min.replace(tzinfo=UTC), at("9000-06-01"), datetime.max.replace(tzinfo=UTC)]
+
+
+@pytest.mark.parametrize("time", YEARS, ids=str)
+@pytest.mark.parametrize("asked", [OFFICE, LONG, window("0 0 29 2 *", "8784h", lead="8784h")])
+def test_no_time_is_too_far_away_to_be_asked_about(asked: Window, time: datetime) -> None:
+    told = Calendar().ahead([asked, MIDNIGHT], time)
+    assert told.until is not None
+    assert told.errors == ()
+
+
 CASES = [
     ("before the lead time", [OFFICE], "2026-11-27T06:19:59", "", "", "2026-11-27T06:20"),
     ("lead time", [OFFICE], "2026-11-27T06:20:00", "", "office", "2026-11-27T17:30"),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix.wire import Phase
-from tests.unit.operator.test_controller_windows import EDGE, Bench, Clock
+from tests.unit.operator.test_controller_windows import EDGE, OFFICE, Bench, Clock
 
 NEVER = datetime.max.replace(tzinfo=UTC)
 FALSE = 1e18
@@ -45,3 +48,18 @@ def test_a_status_of_times_to_come_ends_no_pass() -> None:
     [seen] = bench.status.versions
     assert seen.lastMatched == EDGE
     assert bench.publication.passes == 1
+
+
+@pytest.mark.parametrize("end", ["9999-12-31T23:59:59Z", "9999-12-31T12:00:00Z"])
+@pytest.mark.parametrize(
+    ("key", "told"), [(WARM_NOW, ("True", "WarmNow")), (UNPIN, ("False", "Unpinned"))]
+)
+def test_an_order_until_the_last_day_of_all_is_one_without_an_end(
+    key: str, told: tuple[str, str], end: str
+) -> None:
+    bench = Bench(Clock(EDGE - timedelta(hours=1)), windows=[OFFICE], idleTTL="10m")
+    bench.declare(annotations={key: end})
+    bench.controller.step()
+    assert bench.publication.passes == 1
+    assert bench.told()["Active"] == told
+    assert bench.status.nextTransitionTime is None
