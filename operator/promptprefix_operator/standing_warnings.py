@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from promptprefix_operator.event_budget import EventBudget
+from promptprefix_operator.allowance import Allowance
 from promptprefix_operator.events import Events, Notice
 
 BURST = 100
@@ -22,15 +22,15 @@ class StandingWarnings:
     ) -> None:
         self._found = found
         self._events = events
-        self._budget = EventBudget(clock, BURST, SECONDS_EACH)
+        self._allowance = Allowance(clock, BURST, SECONDS_EACH)
         self._told: set[Notice] = set()
 
     def step(self) -> None:
-        """Post what was not told yet, as far as the budget goes."""
+        """Post what was not told yet, as far as the allowance goes."""
         found = set(self._found())
         self._told &= found
         for notice in sorted(found - self._told, key=lambda each: each.subject.uid):
-            if not self._budget.take():
+            if not self._allowance.take():
                 return
             self._events.post(notice)
             self._told.add(notice)

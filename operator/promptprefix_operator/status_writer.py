@@ -18,11 +18,11 @@ from promptprefix.resource import (
     Condition,
     PromptPrefixStatus,
 )
+from promptprefix_operator.allowance import Allowance
 from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
-from promptprefix_operator.event_budget import EventBudget
 from promptprefix_operator.events import Events, Notice, prefix_subject
 from promptprefix_operator.manifests import Resource
 from promptprefix_operator.metrics import Metrics
@@ -34,6 +34,18 @@ PROGRESS_SECONDS = 120.0
 A resource that warms on many pods would otherwise be written once for each of them; metrics tell
 at any time how far it is.
 """
+
+WRITE_BURST = 12
+WRITE_SECONDS = 10.0
+"""A resource's status is written so often at once, and then once in so many seconds.
+
+No honest course of things comes near it; a pod that lies, or an engine that comes and goes, would
+else cause a write at each pass.
+"""
+
+EVENT_BURST = 20
+EVENT_SECONDS = 60.0
+"""The same for its Events, which live on for an hour each."""
 
 _NOT_FOUND = 404
 _CONCURRENT_WRITES = 16
@@ -72,7 +84,9 @@ class StatusWriter:
         A write that the API server does not reflect (a field pruned, somebody else's writing) is
         repeated only after ``rewrite_seconds``.
         """
-        backoff, budget = Backoff(), EventBudget(self._clock)
+        backoff = Backoff()
+        writes = Allowance(self._clock, WRITE_BURST, WRITE_SECONDS)
+        told = Allowance(self._clock, EVENT_BURST, EVENT_SECONDS)
         written: PromptPrefixStatus | None = None
         written_at = 0.0
         while True:
@@ -80,7 +94,8 @@ class StatusWriter:
             if resource is None or wanted is None or wanted == resource.status:
                 await passed()
                 continue
-            if written is not None and (rest := self._rest(wanted, written, written_at)) > 0:
+            rest = 0.0 if written is None else self._rest(wanted, written, written_at)
+            if (rest := max(rest, writes.wait)) > 0:
                 await _within(passed, rest)
                 continue
             try:
@@ -98,8 +113,9 @@ class StatusWriter:
                 await asyncio.sleep(wait)
                 continue
             backoff.reset()
+            writes.take()
             self._metrics.status_writes.labels("written").inc()
-            if (notice := _transition(resource, wanted, written)) is not None and budget.take():
+            if (notice := _transition(resource, wanted, written)) is not None and told.take():
                 self._events.post(notice)
             written, written_at = wanted, self._clock()
 

@@ -18,10 +18,16 @@ from promptprefix.wire import EngineState, Phase, PlacementState
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
-from promptprefix_operator.event_budget import BURST, SECONDS_EACH
 from promptprefix_operator.events import Notice, prefix_subject
 from promptprefix_operator.metrics import Metrics
-from promptprefix_operator.status_writer import PROGRESS_SECONDS, StatusWriter
+from promptprefix_operator.status_writer import (
+    EVENT_BURST,
+    EVENT_SECONDS,
+    PROGRESS_SECONDS,
+    WRITE_BURST,
+    WRITE_SECONDS,
+    StatusWriter,
+)
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 BODY: dict[str, Any] = {
@@ -248,14 +254,45 @@ async def test_an_answer_does_not_bring_back_a_resource_that_went_meanwhile() ->
         assert made.cluster.resources == {}
 
 
-async def test_a_prefix_that_flaps_does_not_flood_the_cluster_with_events() -> None:
+async def test_a_prefix_that_flaps_does_not_flood_the_cluster_with_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("promptprefix_operator.status_writer.WRITE_BURST", 1_000)
     async with bench() as made:
-        for _ in range(BURST):
+        for _ in range(EVENT_BURST):
             await made.plan(WARMING)
             await made.plan(WARM)
-        assert len(made.writes) == 2 * BURST
-        assert len(made.events) == BURST
-        made.now += SECONDS_EACH
+        assert len(made.writes) == 2 * EVENT_BURST
+        assert len(made.events) == EVENT_BURST
+        made.now += EVENT_SECONDS
         await made.plan(WARMING)
         await made.plan(WARM)
-        assert len(made.events) == BURST + 1
+        assert len(made.events) == EVENT_BURST + 1
+
+
+async def test_a_prefix_that_flaps_is_not_written_at_each_pass() -> None:
+    async with bench() as made:
+        for _ in range(200):
+            await made.plan(WARMING)
+            await made.plan(WARM)
+        assert len(made.writes) == WRITE_BURST
+        for _ in range(200):
+            made.now += 0.25
+            await made.plan(WARMING)
+            await made.plan(WARM)
+        assert len(made.writes) == WRITE_BURST + 50 / WRITE_SECONDS
+        made.now += WRITE_SECONDS
+        await made.plan(WARMING)
+        assert made.writes[-1]["status"]["warm"] == "0/2", "the last word is written"
+
+
+async def test_a_resource_that_rested_is_written_at_once() -> None:
+    async with bench() as made:
+        for _ in range(WRITE_BURST):
+            await made.plan(WARMING)
+            await made.plan(WARM)
+        made.now += WRITE_BURST * WRITE_SECONDS
+        before = len(made.writes)
+        await made.plan(WARMING)
+        await made.plan(WARM)
+        assert len(made.writes) == before + 2
