@@ -326,7 +326,9 @@ class Sidecar:
 def _obeyed(placement: Placement) -> PlacementState:
     """Return the state of a placement when what it asks for is done."""
     if placement.release is not None:
-        return PlacementState(id=placement.id, phase=Phase.RELEASED, released=placement.release)
+        return PlacementState(
+            id=placement.id, phase=Phase.RELEASED, tokens=320, released=placement.release
+        )
     return PlacementState(
         id=placement.id,
         phase=Phase.WARM,

@@ -4,7 +4,8 @@ Resources are served by priority, then by age. All keep the pods that hold them 
 the budgets go, and of equal priority those first that are in force there; what is missing goes to
 pods with room, spread over zones, then nodes, then load; where no pod has room, prefixes of lower
 priority make it. So whoever is short of pods is short because of prefixes of its own or higher
-priority, and a pod that comes moves nothing.
+priority, and a pod that comes moves nothing. One of unknown size takes free room by its estimate,
+but nobody makes room for it before some engine has told how large it is.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ def assign(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Stat
         in_order = sorted(drafts, key=attrgetter("order"))
         for _, equals in groupby(in_order, key=attrgetter("priority")):
             rivals = list(equals)
-            for resting in (False, True):
-                for draft in rivals:
-                    draft.keep_in_turn(resting=resting)
+            for draft in rivals:
+                draft.keep_in_turn(resting=False)
+            for draft in rivals:
+                if draft.sized:
+                    draft.keep_in_turn(resting=True)
+        for draft in in_order:
+            if not draft.sized:
+                draft.keep_in_turn(resting=True)
         moved.update(stations)
     Room(moved).fill(draft for draft in drafts if draft.missing > 0 and draft.open)

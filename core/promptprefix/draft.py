@@ -124,6 +124,12 @@ class Draft:
         return not self.awaited and self.prefix.refusal is None
 
     @property
+    def sized(self) -> bool:
+        """Whether some engine has told how large the declared version is."""
+        version = self.prefix.version
+        return version is None or bool(self.sizes.measured(self.prefix, version))
+
+    @property
     def every(self) -> bool:
         """Whether it is wanted on all pods."""
         return self.prefix.spec is not None and self.prefix.spec.replicas == "All"

@@ -15,6 +15,7 @@ from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
 
 _NAMED = 3
+_UNSIZED = "Prefixes of lower priority make room for it when its size is known."
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def no_room(
         Reason.BUDGET_EXCEEDED,
         f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
-        f"{_who(takers)}{_help(draft, takers)}",
+        f"{_who(takers)}{_help(draft, takers) if draft.sized else _UNSIZED}",
     )
 
 

@@ -49,6 +49,8 @@ class Room:
                 continue
             footprint = draft.footprint(station)
             if not station.ledger.take(draft, footprint):
+                if not draft.sized:
+                    continue
                 victims = station.ledger.victims(footprint, draft.priority)
                 if victims is None:
                     continue
@@ -71,6 +73,8 @@ class Room:
     def _cleared(self, search: _Search) -> Station | None:
         """Return a pod after those of lower priority have made room there, doing least harm."""
         circle = search.circle
+        if not search.draft.sized:
+            return None
         if search.least > self._bounds.get(circle, search.least):
             return None
         found = search.clearable()

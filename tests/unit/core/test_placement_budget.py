@@ -14,6 +14,7 @@ from promptprefix.wire import HARD_PINS, OnIdle, Phase
 
 from .fleets import (
     NOW,
+    as_estimated,
     fleet,
     holders,
     obeyed,
@@ -30,6 +31,12 @@ from .fleets import (
 
 def told(made: Plan, uid: str = "uid-p0") -> list[tuple[str, str, bool]]:
     return [(each.id, each.pinning.value, each.retained) for each in made.desired[uid]]
+
+
+def beside(snapshot: Snapshot, another: Prefix) -> Snapshot:
+    """Return the snapshot with another prefix, whose size is known."""
+    sizes = {**snapshot.sizes, **as_estimated([another])}
+    return replace(snapshot, prefixes=(*snapshot.prefixes, another), sizes=sizes)
 
 
 def test_a_loser_is_told_who_took_the_room_and_what_would_help() -> None:
@@ -76,7 +83,7 @@ def test_a_higher_priority_displaces_and_the_least_harm_is_done() -> None:
     low, middle = prefix("low", blocks=6, priority=1), prefix("middle", blocks=6, priority=2)
     start = fleet([low, middle], pods(2), 10)
     before = obeyed(start, planned(start))
-    made = planned(replace(before, prefixes=(low, middle, prefix("top", blocks=6, priority=3))))
+    made = planned(beside(before, prefix("top", blocks=6, priority=3)))
     assert holders(made, "middle-1") == holders(planned(before), "middle-1")
     assert holders(made, "top-1") == holders(planned(before), "low-1")
     assert ready(made, "low")[1] == "BudgetExceeded"
@@ -86,7 +93,7 @@ def test_one_who_is_displaced_goes_where_there_is_room() -> None:
     low, rest = prefix("low", blocks=4, priority=1), prefix("rest", blocks=4, priority=3)
     start = fleet([low, rest], [pod("p0"), pod("p1")], 9)
     before = obeyed(start, planned(start))
-    made = planned(replace(before, prefixes=(low, rest, prefix("big", blocks=9, priority=2))))
+    made = planned(beside(before, prefix("big", blocks=9, priority=2)))
     assert holders(made, "big-1") == holders(planned(before), "low-1")
     assert holders(made, "low-1") == holders(made, "rest-1")
 

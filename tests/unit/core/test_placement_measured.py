@@ -102,6 +102,31 @@ def test_an_older_one_that_is_measured_displaces_no_equal(reported: bool) -> Non
     assert holders(planned(after), "older-1") == set()
 
 
+@pytest.mark.parametrize(("blocks", "displaced"), [(5, False), (8, True)])
+@pytest.mark.parametrize("replicas", [1, "All"])
+def test_nobody_makes_room_for_an_estimate(
+    replicas: int | str, blocks: int, displaced: bool
+) -> None:
+    weak = prefix("weak", blocks=5, replicas=replicas)
+    start = fleet([weak], pods(1), 10)
+    warm = obeyed(start, planned(start))
+    strong = prefix("strong", blocks=8, replicas=replicas, priority=9)
+    after = replace(warm, prefixes=(weak, strong))
+    made = planned(after)
+    assert holders(made, "weak-1") == {"p0"}
+    assert released(made, "uid-p0") == [("strong-1", OnIdle.KEEP)]
+    status, reason, message = ready(made, "strong")
+    assert (status, reason) == ("False", "BudgetExceeded")
+    assert "estimate" in message
+    assert message.endswith("Prefixes of lower priority make room for it when its size is known.")
+    ids, resting = told(made.desired["uid-p0"])
+    unread = replace(after.sidecars["uid-p0"], told=ids, resting=resting)
+    assert planned(replace(after, sidecars={"uid-p0": unread})).desired == made.desired
+    known = planned(measured(after, "uid-p0", state("strong-1", blocks, Phase.RELEASED)))
+    assert holders(known, "strong-1") == {"p0"}
+    assert holders(known, "weak-1") == (set() if displaced else {"p0"})
+
+
 def test_a_shared_head_is_found_by_measuring() -> None:
     red, green = prefix("red", blocks=8, age=1), prefix("green", blocks=8)
     start = fleet([red, green], pods(1), 10, sizes={})

@@ -27,6 +27,7 @@ from .fleets import (
     pod,
     prefix,
     ready,
+    remembered,
     size_on,
     state,
     union,
@@ -61,6 +62,11 @@ def eligible(snapshot: Snapshot) -> set[str]:
     }
 
 
+def sized(snapshot: Snapshot, id_: str) -> bool:
+    """Whether a pod has told how large a version is, or did before."""
+    return id_ in remembered(snapshot, snapshot.sidecars)
+
+
 def priority(snapshot: Snapshot, each: Prefix) -> int:
     assert each.spec is not None
     return min(each.spec.priority, snapshot.limits.get("ml", Limits()).max_priority)
@@ -83,7 +89,7 @@ def test_nobody_is_short_of_room_that_a_lower_priority_holds(seed: int) -> None:
     by_uid = {each.uid: each for each in snapshot.prefixes}
     for each in snapshot.prefixes:
         assert each.spec is not None
-        if not wants_more(snapshot, made, each):
+        if not wants_more(snapshot, made, each) or not sized(snapshot, f"{each.uid}-1"):
             continue
         held = holders(made, f"{each.uid}-1") | holders(made, f"{each.uid}-0")
         for name in eligible(snapshot) - held:
