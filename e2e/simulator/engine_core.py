@@ -91,6 +91,9 @@ class EngineCore:
         results: list[StepResult] = self.scheduler.update_from_output(output)
         for result in results:
             request = result.request
+            if request.status is RequestStatus.FINISHED_ABORTED:
+                self._count_ends([request])
+                continue
             self.counters.generation_tokens += 1
             if request.first_token_at is None:
                 self._count_prefill(request, now)

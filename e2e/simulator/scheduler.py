@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,8 @@ from e2e.simulator.cache_manager import CacheManager
 from e2e.simulator.options import SimulatorOptions
 from e2e.simulator.sim_request import RequestStatus, SimRequest
 from e2e.simulator.tokenizer import word
+from promptprefix_vllm.commands import ARGUMENT
+from promptprefix_vllm.endings import Ending
 from promptprefix_vllm.scheduler import pinning_class
 from promptprefix_vllm.settings import Settings
 
@@ -286,6 +288,11 @@ class SimScheduler:
         return Stats(len(self.running), len(self.waiting), self.kv_cache_manager.usage)
 
 
+def _ended(ending: Ending) -> StepResult:
+    answer = None if ending.answer is None else {ARGUMENT: ending.answer}
+    return StepResult(ending.request, "", True, answer)
+
+
 def pinning_scheduler(options: SimulatorOptions) -> Any:
     """Return the scheduler with the pin plugin's own code around it, or without, as wished."""
     if not options.plugin:
@@ -298,5 +305,8 @@ def pinning_scheduler(options: SimulatorOptions) -> Any:
     class Configured(base):  # type: ignore[misc]
         def _open_desk(self, _from_environment: Settings) -> None:
             super()._open_desk(settings)
+
+        def _with_endings(self, outputs: list[StepResult], endings: Sequence[Ending]) -> Any:
+            return [*outputs, *(_ended(ending) for ending in endings)]
 
     return Configured(options)

@@ -53,6 +53,25 @@ class PinDesk:
         command = self._pending.get(request_id)
         return command is not None and command.op in COMPUTING
 
+    def is_accepted(self, request_id: str) -> bool:
+        """Genuine, and not refused so far."""
+        answer = self._answers.get(request_id)
+        return request_id in self._pending or (answer is not None and bool(answer["ok"]))
+
+    def give_up(self, request_id: str) -> None:
+        """There are no blocks for its prompt: a command that was to act at the end is answered."""
+        command = self._pending.pop(request_id, None)
+        if command is None:
+            return
+        now = self._monotonic()
+        if command.op == "report":
+            self._answers[request_id] = self._report(now)
+            return
+        table = self.table
+        left = f"{table.cache.blocks_free} blocks are free, {table.blocks_pinned} pinned"
+        refused = CommandError("BudgetExceeded", f"there is no room to compute the prompt: {left}")
+        self._answers[request_id] = self._answer(now, refused=refused)
+
     def see_adapter(self, adapter: Adapter | None) -> tuple[Pin, ...]:
         """Of every request that comes in; returns the pins that another adapter made stale."""
         if adapter is None or not self.adapters.see(adapter):

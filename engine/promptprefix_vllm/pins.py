@@ -111,9 +111,10 @@ class PinTable:
         """Refuses a warm-up for which pins would have to go: no user asked for it."""
         held = {digest for pin in self._pins.values() for digest in pin.hashes}
         needed, room = len(set(hashes) - held), self.cache.blocks_total - self.blocks_pinned
-        if needed > room:
+        # The prompt has a token more than its full blocks.
+        if needed + 1 > room:
             raise CommandError(
-                "BudgetExceeded", f"{needed} blocks would be computed, pins leave {room}"
+                "BudgetExceeded", f"{needed + 1} blocks would be computed, pins leave {room}"
             )
 
     def pin(

@@ -10,7 +10,6 @@ import functools
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,8 @@ from promptprefix_vllm.choice import choose
 from promptprefix_vllm.commands import ARGUMENT, CommandError
 from promptprefix_vllm.connectors import transfer_of
 from promptprefix_vllm.desk import Answer, PinDesk, refusal
+from promptprefix_vllm.endings import Ending, with_endings
+from promptprefix_vllm.lobby import MAX_HELD, Guest, Lobby
 from promptprefix_vllm.pins import PinTable
 from promptprefix_vllm.settings import Settings, read_settings
 from promptprefix_vllm.support import missing_fields, missing_hooks, prefix_cache, unsupported
@@ -38,7 +39,6 @@ _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
 # What refuses blocks to a request: with no blocks, or with False.
 _ADMISSIONS: Final = ("allocate_slots", "can_fit_full_sequence")
-_MAX_HELD: Final = 64
 _STATS_SECONDS: Final = 0.1
 _STUCK_SECONDS: Final = 5.0
 
@@ -73,8 +73,9 @@ class PinningMixin(_Base):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._desk: PinDesk | None = None
-        self._held: deque[tuple[float, Any]] = deque()
-        self._warming: dict[str, float] = {}
+        self._lobby = Lobby()
+        self._ending = False
+        self._endings: list[Ending] = []
         self._refused_answers: dict[str, Answer] = {}
         self._allocation_refused = False
         self._stuck_since: float | None = None
@@ -154,15 +155,18 @@ class PinningMixin(_Base):  # type: ignore[misc]
             adapter_of(request),
         )
         self._pin_only_stale = True
-        if not desk.is_warm_up(request.request_id):
+        genuine = desk.is_accepted(request.request_id)
+        if not (desk.is_warm_up(request.request_id) if genuine else self._is_large(request)):
             super().add_request(request)
             self._step_aside()
             return
-        deadline = time.monotonic() + self._hold_seconds
-        if self._must_wait() and len(self._held) < _MAX_HELD:
-            self._held.append((deadline, request))
-        else:
-            self._admit(deadline, request)
+        guest = Guest(request, time.monotonic() + self._hold_seconds, genuine)
+        if not self._lobby.hold(guest, users_wait=self._users_wait()):
+            self._admit(guest)
+
+    def _is_large(self, request: Any) -> bool:
+        """A refused command computes its prompt all the same; most have a single token."""
+        return bool(getattr(request, "num_tokens", 0) > self.block_size)
 
     def _see_adapter(self, request: Any) -> None:
         if self._desk is None or getattr(request, "lora_request", None) is None:
@@ -173,21 +177,21 @@ class PinningMixin(_Base):  # type: ignore[misc]
             _log.warning("promptprefix: a replaced adapter released %d pins", len(released))
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
-        if self._held:
+        if self._lobby:
             ids = None if request_ids is None else _as_ids(request_ids)
-            for item in tuple(self._held):
-                if ids is None or item[1].request_id in ids:
-                    # vLLM ends only what it knows, so it gets to know the request first.
-                    self._held.remove(item)
-                    super().add_request(item[1])
+            for guest in self._lobby.withdraw(ids):
+                # vLLM ends only what it knows, so it gets to know the request first.
+                super().add_request(guest.request)
             request_ids = request_ids if ids is None else ids
         return super().finish_requests(request_ids, finished_status)
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         # Before super(): a connector may delay the freeing of blocks past the response.
         self._drop_outdated(request)
-        self._warming.pop(request.request_id, None)
+        self._lobby.leave(request.request_id)
         answer = self._finish_command(request)
+        if self._ending:
+            self._endings.append(Ending(request, answer))
         return _merged(super()._free_request(request, *args, **kwargs), answer)
 
     def _finish_command(self, request: Any) -> Answer | None:
@@ -209,7 +213,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
             self._pin_only_stale = True
 
     def _refuse_unsupported(self, request_id: str) -> None:
-        if len(self._refused_answers) < _MAX_HELD:
+        if len(self._refused_answers) < MAX_HELD:
             reason = CommandError("Unsupported", f"pins are off: {self._unsupported}")
             self._refused_answers[request_id] = refusal(reason)
 
@@ -229,30 +233,42 @@ class PinningMixin(_Base):  # type: ignore[misc]
         if output.scheduled_new_reqs or resumed or self._allocation_refused:
             self._pin_only_stale = True
             self._record_requests(desk, output.scheduled_new_reqs, now)
-        if self._starved(output, now):
+        if self._starved(output, now) and not self._end_own_request(desk):
             self._open_valve(desk, now)
         return output
 
-    def _must_wait(self) -> bool:
-        """A warm-up runs alone, and only while nobody waits."""
-        return bool(self._warming) or any(getattr(self, name, ()) for name in _QUEUES)
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)
+        endings, self._endings = self._endings, []
+        return self._with_endings(outputs, endings) if endings else outputs
+
+    def _with_endings(self, outputs: Any, endings: Sequence[Ending]) -> Any:
+        return with_endings(outputs, endings)
+
+    def _users_wait(self) -> bool:
+        return any(getattr(self, name, ()) for name in _QUEUES)
 
     def _admit_warm_ups(self, now: float) -> None:
-        """After its deadline a warm-up waits like a user."""
-        while self._held and (now >= self._held[0][0] or not self._must_wait()):
-            self._admit(*self._held.popleft())
+        while self._lobby:
+            guest = self._lobby.next(now, users_wait=self._users_wait())
+            if guest is None:
+                return
+            self._admit(guest)
 
-    def _admit(self, deadline: float, request: Any) -> None:
-        self._warming[request.request_id] = deadline
-        super().add_request(request)
+    def _admit(self, guest: Guest) -> None:
+        self._lobby.enter(guest)
+        super().add_request(guest.request)
 
     def _step_aside(self) -> None:
         """A warm-up that found no blocks to start with lets those who come later go first."""
-        if not self._warming or not callable(getattr(self.waiting, "remove_request", None)):
+        if not self._lobby.is_occupied or not callable(
+            getattr(self.waiting, "remove_request", None)
+        ):
             return
         now = time.monotonic()
-        for request in [each for each in self.waiting if each.request_id in self._warming]:
-            if now < self._warming[request.request_id] and request.status.name == _WAITING:
+        for request in tuple(self.waiting):
+            guest = self._lobby.inside(request.request_id)
+            if guest and now < guest.deadline and request.status.name == _WAITING:
                 self.waiting.remove_request(request)
                 self.waiting.add_request(request)
 
@@ -295,6 +311,21 @@ class PinningMixin(_Base):  # type: ignore[misc]
         state = getattr(self, "pause_state", None)
         return state is not None and state.name != "UNPAUSED"
 
+    def _end_own_request(self, desk: PinDesk) -> bool:
+        """No user asked for what a command computes, so no pin goes for it: it is answered now."""
+        waiting = [request for name in _QUEUES for request in getattr(self, name, ())]
+        own = [request for request in waiting if self._lobby.inside(request.request_id)]
+        if not own and all(_command_of(request) is not None for request in waiting):
+            own = waiting
+        for request in own:
+            desk.give_up(request.request_id)
+            self._ending = True
+            try:
+                self.finish_requests(request.request_id, type(request.status)["FINISHED_ABORTED"])
+            finally:
+                self._ending = False
+        return bool(own)
+
     def _open_valve(self, desk: PinDesk, now: float) -> None:
         """The next step tries again, and releases the next pin if one was not enough."""
         pin = desk.table.release_lowest(now)
@@ -311,7 +342,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
 
     def get_num_unfinished_requests(self) -> int:
         count: int = super().get_num_unfinished_requests()
-        return count if self._paused() else count + len(self._held)
+        return count if self._paused() else count + len(self._lobby)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         if self._desk is not None:

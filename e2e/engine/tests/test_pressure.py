@@ -162,6 +162,50 @@ def test_a_warm_up_that_finds_no_blocks_lets_later_users_go_first(
     assert last in lab.finished
 
 
+def test_no_pin_goes_for_a_command(lab: Lab) -> None:
+    pins = {"low": tokens(21, 8 * SIZE + 1), "mid": tokens(22, 8 * SIZE + 1)}
+    assert all(lab.command("pin", name, prompt)["ok"] for name, prompt in pins.items())
+    refused = lab.send("warm", "", tokens(60, 24 * SIZE + 1), count=24 * SIZE)
+    accepted = lab.send("pin", "big", tokens(61, 25 * SIZE), count=4 * SIZE)
+    forged = lab.add(tokens(62, 25 * SIZE), extra={"promptprefix": "{}"})
+    user = lab.add(tokens(63, 40))
+    lab.run()
+    assert {refused, accepted, forged, user} <= lab.finished
+    assert lab.answer(refused)["reason"] == lab.answer(accepted)["reason"] == "BudgetExceeded"
+    assert lab.answer(forged)["reason"] == "Malformed"
+    assert lab.answers[user] is None
+    assert [pin.id for pin in lab.table.pins] == list(pins)
+    assert lab.used_blocks() == 16
+    lab.check()
+
+
+def test_a_user_who_comes_beside_a_command_without_room_opens_the_valve(lab: Lab) -> None:
+    fill(lab)
+    refused = lab.send("warm", "", tokens(60, 24 * SIZE + 1), count=24 * SIZE)
+    user = lab.add(tokens(63, 24 * SIZE))
+    lab.run()
+    assert {refused, user} <= lab.finished
+    assert lab.answers[user] is None
+    assert [pin.id for pin in lab.table.pins] == ["mid", "top"]
+
+
+def test_a_refused_command_waits_behind_users_as_well(lab: Lab) -> None:
+    running = lab.add(tokens(41, 30 * SIZE), max_tokens=20)
+    lab.step()
+    user = lab.add(tokens(42, 12 * SIZE))
+    forged = lab.add(tokens(43, 8 * SIZE), extra={"promptprefix": "{}"})
+    genuine = lab.send("pin", "a", PREFIX)
+    report = lab.send("report")
+    assert {forged, genuine}.isdisjoint(lab.scheduler.requests)
+    assert report in lab.scheduler.requests
+    while genuine not in lab.finished:
+        assert forged not in lab.scheduler.requests
+        lab.step()
+    lab.run()
+    assert {running, user, forged, report} <= lab.finished
+    assert lab.answer(forged)["reason"] == "Malformed"
+
+
 def test_a_held_warm_up_runs_when_the_queue_is_empty_and_can_be_aborted(lab: Lab) -> None:
     lab.add(tokens(44, 30 * SIZE), max_tokens=5)
     lab.step()

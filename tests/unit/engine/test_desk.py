@@ -223,15 +223,31 @@ def test_warm_pins_nothing_and_waits_as_a_pin_does(bench: Bench) -> None:
 
 def test_a_warm_up_takes_no_pins_away(bench: Bench) -> None:
     bench.send("pin", "a", 8)
-    prompt, hashes = list(range(85)), [bytes([number]) for number in range(1, 21)]
-    bench.desk.receive("w", bench.wire("warm", "", 80, prompt), prompt, hashes)
+    prompt, hashes = list(range(77)), [bytes([number]) for number in range(1, 20)]
+    bench.desk.receive("w", bench.wire("warm", "", 76, prompt), prompt, hashes)
     assert bench.desk.is_warm_up("w")
-    prompt, hashes = [9, *prompt], [bytes([number]) for number in range(3, 24)]
+    assert bench.desk.is_accepted("w")
+    # The token after the last full block needs a block as well.
+    prompt, hashes = list(range(81)), [bytes([number]) for number in range(1, 21)]
     bench.desk.receive("x", bench.wire("warm", "", 80, prompt), prompt, hashes)
+    assert not bench.desk.is_accepted("x")
     answer = bench.desk.finish("x", hashes, completed=True)
     assert answer is not None
     assert (answer["reason"], answer["blocks_pinned"]) == ("BudgetExceeded", 2)
-    assert "21 blocks" in answer["message"]
+    assert "19 blocks" in answer["message"]
+
+
+def test_a_command_without_room_is_answered_before_it_ran(bench: Bench) -> None:
+    prompt = list(range(7))
+    bench.desk.receive("w", bench.wire("warm", "", 6, prompt), prompt, [b"\1"])
+    bench.desk.receive("r", bench.wire("report", "", 0, [1]), [1], [])
+    for name, reason in (("w", "BudgetExceeded"), ("r", "")):
+        bench.desk.give_up(name)
+        answer = bench.desk.finish(name, [], completed=False)
+        assert answer is not None
+        assert answer["reason"] == reason
+        assert not bench.desk.knows(name)
+    bench.desk.give_up("unknown")
 
 
 def test_a_replaced_adapter_takes_its_pins_and_blocks_along(bench: Bench) -> None:

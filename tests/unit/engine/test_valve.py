@@ -57,7 +57,7 @@ class Scheduler:
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=[group])
         self.requests: dict[str, Any] = {}
         self.running: list[Any] = []
-        self.waiting = [object()]
+        self.waiting = [SimpleNamespace(request_id="r")]
         self.kv_holding_waiting: list[Any] = []
 
     def schedule(self) -> Any:
@@ -143,6 +143,6 @@ def test_the_valve_waits_for_requests_whose_blocks_are_being_loaded(
     status: str, opens: bool
 ) -> None:
     scheduler = pinning_class(Scheduler)()
-    request = SimpleNamespace(status=SimpleNamespace(name=status))
+    request = SimpleNamespace(request_id="s", status=SimpleNamespace(name=status))
     scheduler.kv_holding_waiting.append(request)
     assert bool(pinned_after_a_step(scheduler)) is not opens
