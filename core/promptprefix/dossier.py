@@ -49,9 +49,8 @@ class Dossier:
         self.sizes: tuple[object, ...] = ()
         self._remembered: tuple[object, ...] = ()
         self._let_go = let_go(prefix.conditions)
-        self._latest = max(
-            (v.last_matched for v in self.versions if v.last_matched is not None), default=None
-        )
+        uses = (at for v in self.versions for at in (v.last_matched, v.used) if at is not None)
+        self._latest = max(uses, default=None)
         self._used = self._latest
         self._routes: tuple[RoutePrefix, ...] = ()
         self._routed: tuple[object, ...] = ()

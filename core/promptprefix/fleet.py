@@ -62,8 +62,10 @@ class Version:
     """One text of one resource for one model. ``id`` is the id of its placements.
 
     ``since`` is when it was first declared, ``superseded`` when another took its place.
-    ``last_matched`` is the latest match that routers told of. ``estimated_tokens`` counts without a
-    tokenizer. ``readable``: its text is still known; else pods only keep what they hold.
+    ``last_matched`` is the latest match that routers told of or that was written; ``used`` is when
+    the latest may have been, if more is not known than what was written. ``estimated_tokens``
+    counts without a tokenizer. ``readable``: its text is still known; else pods only keep what they
+    hold.
     """
 
     id: str
@@ -73,6 +75,7 @@ class Version:
     since: datetime | None = None
     superseded: datetime | None = None
     last_matched: datetime | None = None
+    used: datetime | None = None
     estimated_tokens: int = 0
     salt_digest: str = ""
     readable: bool = True

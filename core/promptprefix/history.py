@@ -153,7 +153,9 @@ def rebuilt(
     """Return what a resource's status tells of its history; no text of it is readable.
 
     The first version, if nothing has replaced it, is in force until a text is declared. ``lag`` is
-    how much later than it is written the latest match may have been. No time is after ``now``.
+    how much later than it is written the latest match may have been: what is decided goes by that
+    (``used``), what is written again does not, or it would move at every restart. No time is after
+    ``now``.
     """
     versions = [
         Version(
@@ -163,7 +165,8 @@ def rebuilt(
             content_digest=each.contentDigest,
             since=min(each.since, now),
             superseded=each.superseded and min(each.superseded, now),
-            last_matched=each.lastMatched and min(min(each.lastMatched, now) + lag, now),
+            last_matched=each.lastMatched and min(each.lastMatched, now),
+            used=each.lastMatched and min(min(each.lastMatched, now) + lag, now),
             readable=False,
         )
         for each in statuses
@@ -177,7 +180,13 @@ def rebuilt(
 
 def _again(version: Version, known: Version) -> Version:
     """Return a text that is in force again, with what is remembered of it."""
-    return replace(version, since=known.since, last_matched=known.last_matched, superseded=None)
+    return replace(
+        version,
+        since=known.since,
+        last_matched=known.last_matched,
+        used=known.used,
+        superseded=None,
+    )
 
 
 def _confirm(each: Version, declared: Version) -> Version | None:
@@ -199,5 +208,5 @@ def _matched(version: Version, latest: Mapping[str, datetime]) -> Version:
 
 def _used(version: Version) -> datetime:
     """Return when a replaced version was last matched or declared."""
-    times = [at for at in (version.last_matched, version.superseded, version.since) if at]
-    return max(times)
+    times = (version.last_matched, version.used, version.superseded, version.since)
+    return max(at for at in times if at)

@@ -31,7 +31,7 @@ def kept_until(
     """
     if version.superseded is None:
         return None
-    times = (version.superseded, version.last_matched, last_matched)
+    times = (version.superseded, version.last_matched, version.used, last_matched)
     used = max(at for at in times if at is not None)
     end = version.superseded + retention.max_age
     return min(min(used, end) + retention.idle, end)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from promptprefix.fleet import Prefix, Retention, Version, placement_id
 from promptprefix.history import LONGEST_WAIT, QUIET, History, rebuilt
 from promptprefix.resource import VersionStatus
-from promptprefix.versions import EARLIER_KEPT, kept_until, version_statuses
+from promptprefix.versions import EARLIER_KEPT, MATCH_LAG, kept_until, version_statuses
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 RETENTION = Retention(idle=timedelta(minutes=10), max_age=timedelta(hours=24))
@@ -157,7 +157,7 @@ def test_a_restart_forgets_nothing_but_the_texts() -> None:
     history = edited((0, "a"), (9, "b"), (11, "b")).matched({version("a").id: at(3)})
     [b, a] = written(history)
     for before, after in zip(history.versions, (b, a), strict=True):
-        assert replace(after, fingerprint=before.fingerprint, readable=True) == before
+        assert replace(after, fingerprint=before.fingerprint, readable=True, used=None) == before
         assert not after.readable
 
 
@@ -205,7 +205,22 @@ def test_a_match_may_have_been_later_than_it_was_written(now: float, found: floa
     prefix = Prefix("u", "ml", "a", 1, None, history.current)
     statuses = version_statuses(prefix, {}, {}, at(200))
     [seen] = rebuilt(statuses, "u", "m", at(now), timedelta(seconds=300)).versions
-    assert seen.last_matched == at(found)
+    assert seen.used == at(found)
+    assert seen.last_matched == at(min(100, now))
+    gone = replace(seen, superseded=at(0))
+    assert kept_until(gone, None, RETENTION) == at(found) + RETENTION.idle
+    [again] = History(seen).declare(version("a"), at(now)).versions
+    assert (again.used, again.last_matched) == (seen.used, seen.last_matched)
+
+
+def test_restarts_do_not_move_what_is_written_of_matches() -> None:
+    history, warm = edited((0, "a")).matched({version("a").id: at(100)}), 0
+    for now in range(500, 2_000, 60):
+        prefix = Prefix("u", "ml", "a", 1, None, history.current)
+        warm = 1 - warm  # every restart warms it again
+        statuses = version_statuses(prefix, {version("a").id: warm}, {}, at(now))
+        assert [each.lastMatched for each in statuses] == [at(100)]
+        history = rebuilt(statuses, "u", "m", at(now), MATCH_LAG)
 
 
 @pytest.mark.parametrize("lag", [0, 299])

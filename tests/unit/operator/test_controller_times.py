@@ -63,3 +63,21 @@ def test_an_order_until_the_last_day_of_all_is_one_without_an_end(
     assert bench.publication.passes == 1
     assert bench.told()["Active"] == told
     assert bench.status.nextTransitionTime is None
+
+
+def test_restarts_wait_for_matches_that_were_not_written_but_write_none() -> None:
+    clock = Clock(EDGE)
+    bench = Bench(clock, idleTTL="10m")
+    bench.controller.step()
+    bench.report(phase=Phase.WARM, last_hit=EDGE.timestamp())
+    bench.controller.step()
+    for minutes, told in ((11, ("True", "InUse")), (6, ("False", "Idle"))):
+        clock.time += timedelta(minutes=minutes)
+        written = bench.status
+        bench = Bench(clock, idleTTL="10m")
+        bench.declare(written)
+        bench.controller.step()
+        bench.report(phase=Phase.WARM)
+        bench.controller.step()
+        assert bench.told()["Active"] == told
+        assert [each.lastMatched for each in bench.status.versions] == [EDGE]
