@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase
@@ -23,16 +23,17 @@ def keep_dues(snapshot: Snapshot, policy: Policy, now: float) -> Iterator[Due[Ke
         return
     if plugin.report is None:
         return
-    unwanted = unwanted_pins(snapshot)
+    unwanted = frozenset(unwanted_pins(snapshot))
+    priorities = {pin_owner(r.id): r.placement.priority for r in snapshot.records.values()}
     renewals = {
-        pin.view.id: _renew_at(snapshot, pin, policy)
+        pin.view.id: _renew_at(pin, _priority(pin, priorities), policy)
         for pin in plugin.report.pins.values()
         if pin.view.id not in unwanted
     }
     if renewals:
         first = min(renewals.values())
         due = [pin_id for pin_id, at in renewals.items() if at <= max(first, now)]
-        pins = tuple((pin_id, _priority(snapshot, pin_id)) for pin_id in due)
+        pins = tuple((pin_id, _priority(plugin.report.pins[pin_id], priorities)) for pin_id in due)
         yield Due(max(first, plugin.ask_at), Renew(pins))
     yield from (Due(plugin.ask_at, action) for action in _partings(snapshot, unwanted))
     interval = policy.report_interval_s
@@ -73,7 +74,7 @@ def _unwanted(pin: SeenPin, record: Record | None, plugin: PluginView) -> bool:
     return record.phase is Phase.FAILED and record.settled
 
 
-def _partings(snapshot: Snapshot, unwanted: Sequence[str]) -> Iterator[KeepAction]:
+def _partings(snapshot: Snapshot, unwanted: Collection[str]) -> Iterator[KeepAction]:
     """Yield how pins and what is left of them go."""
     plugin = snapshot.plugin
     evicts = plugin.report is not None and plugin.report.evicts
@@ -90,17 +91,12 @@ def _partings(snapshot: Snapshot, unwanted: Sequence[str]) -> Iterator[KeepActio
             yield Evict("", pin_id) if evict else Unpin(pin_id)
 
 
-def _renew_at(snapshot: Snapshot, pin: SeenPin, policy: Policy) -> float:
-    if pin.view.priority != _priority(snapshot, pin.view.id):
+def _renew_at(pin: SeenPin, priority: int, policy: Policy) -> float:
+    if pin.view.priority != priority:
         return pin.seen_at
     return pin.seen_at + pin.view.lease_left_s - policy.lease_s * RENEW_AT
 
 
-def _priority(snapshot: Snapshot, pin_id: str) -> int:
-    owner = owner_of(pin_id)
-    for record in snapshot.records.values():
-        if pin_owner(record.id) == owner:
-            return record.placement.priority
-    report = snapshot.plugin.report
-    seen = None if report is None else report.pins.get(pin_id)
-    return 0 if seen is None else seen.view.priority
+def _priority(pin: SeenPin, priorities: Mapping[str, int]) -> int:
+    """Return the priority that a pin should have, by the owners of what is wanted."""
+    return priorities.get(owner_of(pin.view.id), pin.view.priority)

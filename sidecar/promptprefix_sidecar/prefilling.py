@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from promptprefix_sidecar.actions import Policy
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
-from promptprefix_sidecar.engine_api import EngineApi, Prefilled
+from promptprefix_sidecar.engine_api import EngineApi, EngineError, Prefilled
 from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.key_file import KeyFileError
 from promptprefix_sidecar.own_traffic import OwnTraffic
@@ -75,25 +75,35 @@ class Prefiller:
         self, model: str, prompt_ids: Sequence[int], cache_salt: str, *, report_cached: bool = False
     ) -> Prefilled:
         """Prefill in one request."""
-        done = await self._sent(model, prompt_ids, cache_salt, report_cached)
+        done = await self.ask(model, prompt_ids, cache_salt, report_cached=report_cached)
         self._traffic.count(done)
         return done
 
-    async def _sent(
-        self, model: str, prompt_ids: Sequence[int], cache_salt: str, report_cached: bool
+    async def ask(
+        self, model: str, prompt_ids: Sequence[int], cache_salt: str, *, report_cached: bool = False
     ) -> Prefilled:
+        """Prefill in one request that the caller counts.
+
+        A plugin that counts matches gets it as a command and nothing else: a plain request would
+        count as a user's.
+        """
         plugin = self._board.snapshot.plugin
         report = plugin.report
-        if plugin.status is PluginStatus.WORKING and report is not None and report.evicts:
-            try:
-                return await self._commander.warm(
-                    model, report.epoch, prompt_ids, cache_salt, report_cached=report_cached
-                )
-            except KeyFileError:
-                pass  # the next report notes it on the board
-        return await self._engine.prefill(
-            model, prompt_ids, cache_salt=cache_salt, report_cached=report_cached
-        )
+        if plugin.status is not PluginStatus.WORKING or report is None or not report.evicts:
+            return await self._engine.prefill(
+                model, prompt_ids, cache_salt=cache_salt, report_cached=report_cached
+            )
+        try:
+            done = await self._commander.warm(
+                model, report.epoch, prompt_ids, cache_salt, report_cached=report_cached
+            )
+        except KeyFileError as error:
+            raise EngineError(f"no command can be signed: {error}") from error
+        if done.answer is not None and not done.answer.ok:
+            self._traffic.count(done)
+            told = f"{done.answer.reason}: {done.answer.message}"
+            raise EngineError(f"the pin plugin refused a warm-up ({told})")
+        return done
 
     def _ends(self, head: Head) -> tuple[int, ...]:
         block_size = self._board.snapshot.block_size

@@ -7,7 +7,7 @@ from promptprefix_sidecar.exposition import DEVICE
 from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.own_traffic import OwnTraffic
 from promptprefix_sidecar.prefilling import Prefiller
-from promptprefix_sidecar.provenance import Progress
+from promptprefix_sidecar.provenance import UNATTRIBUTED, Progress, origin
 
 TRIES = 3
 """The first request computes the prefix, the second finds it; one more against bad luck."""
@@ -70,17 +70,14 @@ class Toucher:
         async for end, done in self._prefiller.chunks(model, head, cache_salt):
             progress = progress.plus(end, done)
         after = await self._engine.metrics()
-        given = sum(
-            count - before.cached_by_source.get(source, 0)
-            for source, count in after.cached_by_source.items()
-            if source != DEVICE
-        )
-        return given > 0 and (progress.found or given) >= head.tokens
+        found = origin(progress, before.cached_by_source, after.cached_by_source).cached
+        tiers = (count for source, count in found.items() if source not in (DEVICE, UNATTRIBUTED))
+        return sum(tiers) >= head.tokens
 
     async def _touch_by_counters(self, model: str, head: Head, cache_salt: str) -> int | None:
         """Ask the engine's counters: they speak of this request if they moved by its length."""
         before = await self._engine.metrics()
-        done = await self._engine.prefill(model, head.prompt_ids, cache_salt=cache_salt)
+        done = await self._prefiller.ask(model, head.prompt_ids, cache_salt)
         after = await self._engine.metrics()
         if done.cached_tokens is not None:  # some versions leave a zero out and say the rest
             self._traffic.count(done)
