@@ -50,7 +50,7 @@ HEAD_LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
 """Numbers of leading blocks of which `PlacementState.heads` has digests, as far as they fit."""
 
 MAX_COUNT = 2**53
-Count = Annotated[int, Field(le=MAX_COUNT)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A number that every JSON reader keeps: reported ones are copied into a resource's status."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

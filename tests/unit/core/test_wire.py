@@ -108,6 +108,22 @@ def test_a_time_is_a_number_from_zero_on(field: str, number: str) -> None:
             )
 
 
+@pytest.mark.parametrize("number", [-1, 2**53 + 1])
+@pytest.mark.parametrize("field", ["block_size", "blocks_total", "budget_blocks", "waiting"])
+def test_a_number_of_the_engine_is_a_count(field: str, number: int) -> None:
+    raw = json.loads(ENGINE.model_dump_json()) | {field: number}
+    with pytest.raises(ValidationError):
+        EngineState.model_validate(raw)
+
+
+@pytest.mark.parametrize("number", [-1, 2**53 + 1])
+@pytest.mark.parametrize("field", ["tokens", "resident_tokens", "pinned_tokens"])
+def test_a_number_of_a_placement_is_a_count(field: str, number: int) -> None:
+    raw = json.loads(STATE.model_dump_json()) | {field: number}
+    with pytest.raises(ValidationError):
+        PlacementState.model_validate(raw)
+
+
 def test_a_sidecar_that_says_nothing_of_readiness_or_tls_is_understood() -> None:
     engine = '{"healthy": true, "address": "10.0.0.1", "port": 8000}'
     state = SyncRequest.model_validate_json(f'{{"state": {{"engine": {engine}}}}}').state
