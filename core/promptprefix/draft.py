@@ -182,7 +182,7 @@ class Draft:
         if self._kept[0] != key:
             kept: Sequence[Stay] = self.stays
             if not self.every:
-                limits = _Limits(self.demand.held, wanted, eligible)
+                limits = self._new_limits()
                 kept = [stay for stay in self.stays if limits.take(stay.standing)]
             self._kept = (key, kept, self._counts(wanted, kept))
             self._synced = None
@@ -197,12 +197,24 @@ class Draft:
         eligible = len(circle.eligible)
         return spec.pods_wanted(eligible), eligible
 
+    def _new_limits(self) -> _Limits:
+        """Return on how many pods it stays; a share of pods counts those that recover, too."""
+        spec, held = self.prefix.spec, self.demand.held
+        wanted, eligible = self._numbers()
+        if spec is None or isinstance(spec.replicas, int):
+            return _Limits(held, wanted, max(0, wanted - eligible))
+        recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in self.stays)
+        more = spec.pods_wanted(eligible + recovering) - wanted
+        return _Limits(held, wanted, more) if held else _Limits(held, wanted + more, 0)
+
     def _counts(self, wanted: int, kept: Sequence[Stay]) -> tuple[int, int]:
         """Return on how many pods it is wanted and on how many asleep.
 
-        On all pods means also on those that keep it while their engine restarts.
+        On all pods, or a share of them, means also on those that keep it while their engine
+        restarts.
         """
-        if not self.demand.held or not self.every:
+        spec = self.prefix.spec
+        if not self.demand.held or spec is None or isinstance(spec.replicas, int):
             return wanted if self.demand.held else 0, 0
         standings = [stay.standing for stay in kept]
         return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
@@ -211,8 +223,7 @@ class Draft:
         """Begin to `keep_in_turn`."""
         self.claims, self._synced, self._taken = {}, None, []
         self.olds = frozenset()
-        wanted, eligible = self._numbers()
-        self._limits = _Limits(self.demand.held, wanted, eligible)
+        self._limits = self._new_limits()
 
     def keep_in_turn(self, *, resting: bool) -> None:
         """Keep the pods that have room and are wanted, those first that should stay first.
@@ -319,13 +330,14 @@ class Draft:
 class _Limits:
     """On how many healthy pods a prefix stays, and on how many that may recover.
 
-    An engine that restarts keeps its place only as long as no healthy pod can take it.
+    An engine that restarts keeps its place only as long as no healthy pod can take it. What is not
+    held stays on ``healthy`` pods of either kind.
     """
 
-    def __init__(self, held: bool, wanted: int, eligible: int) -> None:
+    def __init__(self, held: bool, healthy: int, recovering: int) -> None:
         self._held = held
-        self._healthy = wanted
-        self._recovering = max(0, wanted - eligible)
+        self._healthy = healthy
+        self._recovering = recovering
 
     def may(self, standing: Standing) -> bool:
         """Whether one more may stay."""

@@ -181,6 +181,33 @@ def test_on_a_sleeping_engine_all_stays_placed_and_does_not_count() -> None:
     assert made.statuses["x"].desiredPods == 1
 
 
+@pytest.mark.parametrize("change", [{"healthy": False}, {"asleep": True}])
+@pytest.mark.parametrize(
+    ("replicas", "count", "kept"),
+    [("All", 3, True), ("100%", 3, True), ("67%", 3, True), ("34%", 2, True), ("33%", 1, False)],
+)
+def test_a_share_of_pods_counts_those_that_restart(
+    change: dict[str, bool], replicas: str, count: int, kept: bool
+) -> None:
+    """An engine that restarts keeps it, unless the others are a large enough share of all."""
+    snapshot = fleet([prefix("x", blocks=2, replicas=replicas)], pods(3), 10)
+    before = obeyed(snapshot, planned(snapshot))
+    held = holders(planned(before), "x-1")
+    assert len(held) == count
+    away = f"uid-{min(held)}"
+    state_ = before.sidecars[away].state
+    changed = state_.model_copy(update={"engine": state_.engine.model_copy(update=change)})
+    sidecars = {**before.sidecars, away: replace(before.sidecars[away], state=changed)}
+    made = planned(replace(before, sidecars=sidecars))
+    assert (away.removeprefix("uid-") in holders(made, "x-1")) is kept
+    assert len(holders(made, "x-1")) == count
+    warm = kept and "healthy" in change
+    assert made.statuses["x"].desiredPods == (count - 1 if kept and not warm else count)
+    assert ready(made, "x")[0] == ("False" if warm or not kept else "True")
+    again = planned(obeyed(replace(before, sidecars=sidecars), made))
+    assert again.desired == made.desired
+
+
 def edited(blocks: int, was: int, **fields: object) -> Prefix:
     """Return a prefix of ``blocks`` blocks whose text before had ``was`` and is still sent."""
     before = version("x", "0", blocks=was, superseded=NOW - timedelta(minutes=1))
