@@ -37,6 +37,7 @@ class Dossier:
         self.prefix = prefix
         self.selector = spec.pods.selector.model_dump_json() if spec is not None else ""
         self.current = declared(prefix)
+        self._model = spec.model if spec is not None else ""
         self.versions = tuple(v for v in (prefix.version, *prefix.earlier) if v is not None)
         self.sole = sole(prefix)
         salted = frozenset(v.id for v in self.versions if prefix.salted(v))
@@ -182,7 +183,7 @@ class Dossier:
                 id=version.id,
                 namespace=self.prefix.namespace,
                 name=self.prefix.name,
-                model=version.model,
+                model=version.model or self._model,
                 fingerprint=version.fingerprint,
                 content_digest=version.content_digest,
                 pinning=tenure.pinning,

@@ -61,6 +61,7 @@ class Sidecar:
 class Version:
     """One text of one resource for one model. ``id`` is the id of its placements.
 
+    ``model`` is empty where it is not known any longer; pods that have the text warm still know it.
     ``since`` is when it was first declared, ``superseded`` when another took its place.
     ``last_matched`` is the latest match that routers told of or that was written; ``used`` is when
     the latest may have been, if more is not known than what was written. ``estimated_tokens``

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
-from promptprefix.fleet import DEFAULT_RETENTION, Retention, Version, placement_id
+from promptprefix.fleet import DEFAULT_RETENTION, Retention, Version, owner, placement_id
 from promptprefix.resource import VersionStatus
-from promptprefix.versions import EARLIER_KEPT, retained, short_id
+from promptprefix.versions import EARLIER_KEPT, retained
 
 QUIET = timedelta(seconds=2)
 """An edit comes into force when this has passed without another one,"""
@@ -130,14 +130,13 @@ class History:
         )
 
     def _confirmed(self, version: Version) -> History:
-        """Return the history without texts of another model or salt, if that can't be told.
+        """Return the history with the models and salts that can be told.
 
         What was rebuilt is taken to have the model and the salt of the declared ``version``; its id
-        says whether that is true.
+        says whether that is true. Else they are unknown: pods that have it warm keep it.
         """
         current = self.current and _confirm(self.current, version)
-        fit = [_confirm(each, version) for each in self.earlier]
-        earlier = tuple(each for each in fit if each is not None)
+        earlier = tuple(_confirm(each, version) for each in self.earlier)
         if current == self.current and earlier == self.earlier:
             return self
         return replace(self, current=current, earlier=earlier)
@@ -189,14 +188,14 @@ def _again(version: Version, known: Version) -> Version:
     )
 
 
-def _confirm(each: Version, declared: Version) -> Version | None:
+def _confirm(each: Version, declared: Version) -> Version:
     if each.readable:
         return each
-    if each.model == declared.model and each.salt_digest == declared.salt_digest:
-        uid = each.id.removesuffix(f"-{short_id(each.id)}")
-        fits = placement_id(uid, each.model, each.content_digest, each.salt_digest) == each.id
-        return each if fits else None
-    return _confirm(replace(each, model=declared.model, salt_digest=declared.salt_digest), declared)
+    model, salt, uid = declared.model, declared.salt_digest, owner(each.id)
+    for known in ((each.model, each.salt_digest), (model, salt), (model, "")):
+        if placement_id(uid, known[0], each.content_digest, known[1]) == each.id:
+            return replace(each, model=known[0], salt_digest=known[1])
+    return replace(each, model="", salt_digest="")
 
 
 def _matched(version: Version, latest: Mapping[str, datetime]) -> Version:

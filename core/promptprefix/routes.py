@@ -52,11 +52,15 @@ def route_prefix_of(prefix: Prefix, version: Version, digests: Iterable[str]) ->
 
 
 def routed_versions(prefix: Prefix, placed: Container[str]) -> Sequence[Version]:
-    """Return the declared text, also while it is released, and earlier ones that are ``placed``."""
+    """Return the declared text, also while it is released, and earlier ones that are ``placed``.
+
+    One whose model is not known can't be told from others: its salt may not be known either.
+    """
     if prefix.spec is None or prefix.spec.suspend or prefix.deleting:
         return ()
     current = [prefix.version] if prefix.version is not None and prefix.refusal is None else []
-    return [*current, *(version for version in prefix.earlier if version.id in placed)]
+    earlier = (version for version in prefix.earlier if version.id in placed and version.model)
+    return [*current, *earlier]
 
 
 def warm_digest(each: Candidate, placement: str, salted: bool) -> str:

@@ -24,6 +24,9 @@ def with_desired(snapshot: Snapshot, placements: Sequence[Placement]) -> Snapsho
 
 
 def _wanted(old: Record | None, placement: Placement) -> Record:
+    if old is not None and placement.retained:
+        # An id has one model for good; an operator that has just started may not know which.
+        placement = placement.model_copy(update={"model": old.placement.model})
     if old is None or _text(old.placement) != _text(placement):
         return Record(placement)
     if old.placement.salted:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from promptprefix.fleet import Prefix, Retention, Version, placement_id
 from promptprefix.history import LONGEST_WAIT, QUIET, History, rebuilt
 from promptprefix.resource import VersionStatus
-from promptprefix.versions import EARLIER_KEPT, MATCH_LAG, kept_until, version_statuses
+from promptprefix.versions import EARLIER_KEPT, MATCH_LAG, kept_until, retained, version_statuses
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 RETENTION = Retention(idle=timedelta(minutes=10), max_age=timedelta(hours=24))
@@ -173,7 +173,7 @@ def test_after_a_restart_an_edit_does_not_wait_and_a_known_text_is_readable_agai
     assert history.declare(version("a"), at(600)).versions == edited((0, "a")).versions
 
 
-def test_texts_of_another_model_or_salt_are_dropped_and_salts_are_found_again() -> None:
+def test_texts_of_another_model_or_salt_stay_without_and_salts_are_found_again() -> None:
     salted = rebuilt(
         version_statuses(
             Prefix("u", "ml", "a", 1, None, version("a", salt="s"), earlier=()), {}, {}, START
@@ -184,9 +184,17 @@ def test_texts_of_another_model_or_salt_are_dropped_and_salts_are_found_again() 
     )
     kept = salted.declare(version("b", salt="s"), at(1))
     assert [each.salt_digest for each in kept.versions] == ["s", "s"]
-    assert texts(salted.declare(version("b", salt="other"), at(1))) == "b"
-    assert texts(salted.declare(version("b"), at(1))) == "b"
-    assert texts(salted.declare(version("b", "n", "s"), at(1))) == "b"
+    for other in (version("b", salt="other"), version("b"), version("b", "n", "s")):
+        edit = salted.declare(other, at(1))
+        assert texts(edit) == "ba"
+        [lost] = edit.earlier
+        assert (lost.id, lost.superseded) == (version("a", salt="s").id, at(1))
+        assert (lost.model, lost.salt_digest, lost.readable) == ("", "", False)
+        assert retained(lost, None, at(600), RETENTION)
+        assert edit.prune((), at(601), RETENTION).earlier == ()
+        back = edit.declare(version("a", salt="s"), at(2))
+        assert texts(back) == "ab"
+        assert back.current == replace(version("a", salt="s"), since=START)
 
 
 def test_a_status_without_a_version_in_force_and_an_empty_one_are_read() -> None:

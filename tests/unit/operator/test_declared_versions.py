@@ -191,7 +191,9 @@ def test_texts_of_another_model_are_not_taken_for_ours_after_a_restart(
     anew, seen = Declarations(Linter(), Salts()), Cluster(lambda: None)
     seen.see_resource(resource(version=2, model="n") | {"status": written(before)})
     [prefix] = anew.prefixes(seen, later())
-    assert prefix.earlier == ()
+    [lost] = prefix.earlier
+    assert before.version is not None
+    assert (lost.id, lost.model, lost.readable) == (before.version.id, "", False)
 
 
 @pytest.mark.parametrize(("active", "lag"), [("True", MATCH_LAG), ("False", timedelta(0))])
@@ -206,4 +208,4 @@ def test_after_a_restart_a_match_may_be_later_than_it_was_written(
     seen.see_resource(edit("one", 1) | {"status": written(matched, active)})
     [found] = anew.prefixes(seen, at + timedelta(hours=1))
     assert found.version is not None
-    assert found.version.last_matched == at + lag
+    assert (found.version.last_matched, found.version.used) == (at, at + lag)

@@ -102,3 +102,11 @@ def test_a_salted_text_stays_salted_whatever_an_operator_knows_of_it() -> None:
     told = A.placement.model_copy(update={"salted": False, "retained": True})
     known = desired.with_desired(snapshot(record, found=report(pin(A))), [told])
     assert known.records["a"].placement == told.model_copy(update={"salted": True})
+
+
+def test_a_kept_text_has_the_model_that_it_always_had() -> None:
+    told = A.placement.model_copy(update={"model": "another", "retained": True})
+    known = desired.with_desired(snapshot(A, found=report(pin(A))), [told])
+    [record] = known.records.values()
+    assert record.placement == told.model_copy(update={"model": A.placement.model})
+    assert (record.phase, record.pinned) == (A.phase, A.pinned)
