@@ -90,6 +90,15 @@ class PrefixCache:
             found.append(blocks[0])
         return tuple(found), len(found)
 
+    def has_room(self, tokens: int, hashes: Sequence[bytes], reserve: int) -> bool:
+        """Whether so many tokens with this head surely fit now, and leave ``reserve`` blocks."""
+        needed = -(-tokens // self._block_size) * len(self._groups) + reserve
+        free = self.blocks_free
+        # Cached blocks that somebody holds are shared; free ones are taken like any other.
+        return needed <= free or needed <= free + sum(
+            block.ref_cnt > 0 for block in self.hit(hashes)[0]
+        )
+
     def hold(self, blocks: Sequence[Block]) -> None:
         """Adds one reference to each."""
         self._pool.touch((blocks,) if self._touches_nested else blocks)

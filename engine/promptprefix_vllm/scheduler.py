@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from promptprefix_vllm.adapters import adapter_of
+from promptprefix_vllm.admissions import Admissions
 from promptprefix_vllm.choice import choose
 from promptprefix_vllm.commands import ARGUMENT, CommandError
 from promptprefix_vllm.connectors import transfer_of
@@ -22,6 +23,7 @@ from promptprefix_vllm.endings import Ending, with_endings
 from promptprefix_vllm.lobby import MAX_HELD, Guest, Lobby
 from promptprefix_vllm.pins import PinTable
 from promptprefix_vllm.settings import Settings, read_settings
+from promptprefix_vllm.stall import StallClock
 from promptprefix_vllm.support import missing_fields, missing_hooks, prefix_cache, unsupported
 
 if TYPE_CHECKING:
@@ -37,10 +39,7 @@ _READY: Final = (_WAITING, "PREEMPTED")
 _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 # Where releases keep requests that wait.
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
-# What refuses blocks to a request: with no blocks, or with False.
-_ADMISSIONS: Final = ("allocate_slots", "can_fit_full_sequence")
 _STATS_SECONDS: Final = 0.1
-_STUCK_SECONDS: Final = 5.0
 
 
 def scheduler_class(*arguments: Any, **named: Any) -> Any:
@@ -77,8 +76,8 @@ class PinningMixin(_Base):  # type: ignore[misc]
         self._ending = False
         self._endings: list[Ending] = []
         self._refused_answers: dict[str, Answer] = {}
-        self._allocation_refused = False
-        self._stuck_since: float | None = None
+        self._admissions = Admissions()
+        self._stall = StallClock()
         self._pin_only_stale = True
         self._pin_only = 0
         self._pin_only_due = 0.0
@@ -109,30 +108,14 @@ class PinningMixin(_Base):  # type: ignore[misc]
             table, settings.key, epoch=secrets.token_hex(8), transfer=transfer_of(self)
         )
         self._hold_seconds = settings.hold_seconds
-        for name in _ADMISSIONS:
-            if callable(getattr(manager, name, None)):
-                self._note_refusals(manager, name)
+        self._admissions.watch(manager, getattr(self, "connector", None))
         _log.info("promptprefix: pins are on, at most %d of %d blocks", budget, cache.blocks_total)
-
-    def _note_refusals(self, manager: Any, name: str) -> None:
-        """schedule() does not say why it scheduled nothing.
-
-        The valve must open for want of blocks only, not while a connector or a grammar keeps a
-        request waiting.
-        """
-        ask = getattr(manager, name)
-
-        def ask_and_note(*args: Any, **kwargs: Any) -> Any:
-            given = ask(*args, **kwargs)
-            if given is None or given is False:
-                self._allocation_refused = True
-            return given
-
-        setattr(manager, name, ask_and_note)
 
     # -- requests coming and going
 
     def add_request(self, request: Any) -> None:
+        if not self.requests:
+            self._stall.clear()
         self._see_adapter(request)
         text = _command_of(request)
         if text is None or request.request_id in self.requests:
@@ -189,6 +172,7 @@ class PinningMixin(_Base):  # type: ignore[misc]
         # Before super(): a connector may delay the freeing of blocks past the response.
         self._drop_outdated(request)
         self._lobby.leave(request.request_id)
+        self._stall.clear()
         answer = self._finish_command(request)
         if self._ending:
             self._endings.append(Ending(request, answer))
@@ -227,10 +211,10 @@ class PinningMixin(_Base):  # type: ignore[misc]
         if desk.table.release_expired(now):
             self._pin_only_stale = True
         self._admit_warm_ups(now)
-        self._allocation_refused = False
+        self._admissions.begin_step()
         output = super().schedule(*args, **kwargs)
         resumed = getattr(output.scheduled_cached_reqs, "resumed_req_ids", ())
-        if output.scheduled_new_reqs or resumed or self._allocation_refused:
+        if output.scheduled_new_reqs or resumed or self._admissions.blocks_refused:
             self._pin_only_stale = True
             self._record_requests(desk, output.scheduled_new_reqs, now)
         if self._starved(output, now) and not self._end_own_request(desk):
@@ -293,19 +277,34 @@ class PinningMixin(_Base):  # type: ignore[misc]
                 for request in getattr(self, "kv_holding_waiting", ())
             )
         ):
-            self._stuck_since = None
+            self._stall.clear()
             return False
-        return self._allocation_refused or self._stuck(now)
+        if self._admissions.blocks_refused:
+            self._stall.clear()
+            return True
+        return self._stalled(now)
 
-    def _stuck(self, now: float) -> bool:
+    def _stalled(self, now: float) -> bool:
         """The net below: a release may refuse blocks in a place that is not watched."""
-        if self._paused() or not any(
-            request.status.name in _READY for name in _QUEUES for request in getattr(self, name, ())
+        waiting = (request for name in _QUEUES for request in getattr(self, name, ()))
+        first = next((each for each in waiting if each.status.name in _READY), None)
+        if (
+            first is None
+            or self._paused()
+            or self._admissions.connector_waits
+            or self._has_blocks_for(first)
         ):
-            self._stuck_since = None
+            self._stall.clear()
             return False
-        self._stuck_since = now if self._stuck_since is None else self._stuck_since
-        return now - self._stuck_since >= _STUCK_SECONDS
+        return self._stall.stood_still(now)
+
+    def _has_blocks_for(self, request: Any) -> bool:
+        desk = self._desk
+        if desk is None or not desk.table.pins:
+            return True
+        tokens = request.num_tokens + 1 + getattr(self, "num_lookahead_tokens", 0)
+        reserve = getattr(self.kv_cache_manager, "watermark_blocks", 0)
+        return desk.table.cache.has_room(tokens, request.block_hashes, reserve)
 
     def _paused(self) -> bool:
         state = getattr(self, "pause_state", None)

@@ -85,40 +85,115 @@ class Silent(Scheduler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = [SimpleNamespace(status=SimpleNamespace(name="WAITING"), request_id="r")]
+        self.waiting = [self.request()]
+        self.connector = SimpleNamespace(get_num_new_matched_tokens=lambda: (None, False))
+        self.connector_asked = False
+
+    def request(self) -> Any:
+        status = SimpleNamespace(name="WAITING")
+        # Of 100 blocks two are pinned.
+        return SimpleNamespace(
+            status=status, request_id="r", num_tokens=398, block_hashes=[], sampling_params=None
+        )
 
     def schedule(self) -> Any:
+        if self.connector_asked:
+            self.connector.get_num_new_matched_tokens()
         return SimpleNamespace(
             scheduled_new_reqs=[], scheduled_cached_reqs=None, total_num_scheduled_tokens=0
         )
 
+    def add_request(self, request: Any) -> None:
+        self.waiting.append(request)
+        self.requests[request.request_id] = request
+
+    def _free_request(self, request: Any) -> None:
+        self.waiting.remove(request)
+        self.requests.pop(request.request_id, None)
+
+
+class Bench:
+    """A scheduler with two pins, and its clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("promptprefix_vllm.scheduler.time.monotonic", lambda: self.now)
+        self.scheduler: Any = pinning_class(Silent)()
+        self.scheduler.pause_state = SimpleNamespace(name="UNPAUSED")
+        for number, name in enumerate("ab"):
+            self.scheduler._desk.table.pin(
+                name, [bytes([number + 1])], lease=1e9, priority=0, now=0.0
+            )
+
+    def run(self, seconds: float) -> int:
+        """How many pins are left after so many seconds of steps."""
+        for _ in range(int(seconds * 4)):
+            self.now += 0.25
+            self.scheduler.schedule()
+        return len(self.scheduler._desk.table.pins)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+@pytest.mark.parametrize("status", ["WAITING", "PREEMPTED"])
+def test_an_engine_that_is_stuck_for_an_unknown_reason_gives_up_a_pin_every_five_seconds(
+    status: str, bench: Bench
+) -> None:
+    bench.scheduler.waiting[0].status.name = status
+    # Both pins have to go for 399 tokens, of 4 to a block.
+    bench.scheduler.waiting[0].num_tokens = 399
+    assert bench.run(5.0) == 2
+    assert bench.run(0.5) == 1
+    assert bench.run(4.5) == 1
+    assert bench.run(0.5) == 0
+
+
+def test_it_gives_up_no_more_than_the_request_needs(bench: Bench) -> None:
+    bench.scheduler.waiting[0].num_tokens = 395
+    assert bench.run(30.0) == 1
+
 
 @pytest.mark.parametrize(
-    ("status", "pause", "opens"),
+    ("name", "value"),
     [
-        ("WAITING", "UNPAUSED", True),
-        ("PREEMPTED", "UNPAUSED", True),
-        ("WAITING_FOR_FSM", "UNPAUSED", False),
-        ("WAITING", "PAUSED_ALL", False),
+        ("waiting[0].status.name", "WAITING_FOR_FSM"),
+        ("waiting[0].num_tokens", 391),
+        ("pause_state.name", "PAUSED_ALL"),
+        ("connector_asked", True),
+        ("running", [object()]),
     ],
 )
-def test_an_engine_that_is_stuck_for_an_unknown_reason_opens_the_valve(
-    status: str, pause: str, opens: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_waits_for_something_else_than_blocks_opens_no_valve(
+    name: str, value: object, bench: Bench
 ) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("promptprefix_vllm.scheduler.time.monotonic", lambda: clock[0])
-    scheduler: Any = pinning_class(Silent)()
-    scheduler.pause_state = SimpleNamespace(name="UNPAUSED")
-    scheduler.waiting[0].status.name = "WAITING_FOR_FSM"
-    assert pinned_after_a_step(scheduler)
-    scheduler.pause_state.name, scheduler.waiting[0].status.name = pause, status
-    for _ in range(2):
-        clock[0] += 4.0
-        scheduler.schedule()
-        assert scheduler._desk.table.pins
-    clock[0] += 4.0
-    scheduler.schedule()
-    assert bool(scheduler._desk.table.pins) is not opens
+    scheduler = bench.scheduler
+    if name.startswith("waiting[0].status"):
+        scheduler.waiting[0].status.name = value
+    elif name.startswith("waiting[0]"):
+        scheduler.waiting[0].num_tokens = value
+    elif name.startswith("pause_state"):
+        scheduler.pause_state.name = value
+    else:
+        setattr(scheduler, name, value)
+    assert bench.run(30.0) == 2
+
+
+def test_a_stale_stamp_opens_no_valve(bench: Bench) -> None:
+    bench.run(4.0)
+    bench.now += 3600
+    assert bench.run(4.0) == 2
+
+
+def test_a_request_that_ends_or_comes_to_an_empty_engine_starts_the_time_anew(
+    bench: Bench,
+) -> None:
+    bench.run(4.0)
+    bench.scheduler._free_request(bench.scheduler.waiting[0])
+    bench.scheduler.add_request(bench.scheduler.request())
+    assert bench.run(4.0) == 2
 
 
 def test_a_release_that_asks_first_whether_a_whole_prompt_fits() -> None:
