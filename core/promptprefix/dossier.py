@@ -15,7 +15,7 @@ from promptprefix.conditions import Holding, Outlook
 from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Stay, Tenure
 from promptprefix.eligibility import Standing
-from promptprefix.fleet import Prefix
+from promptprefix.fleet import Prefix, Snapshot
 from promptprefix.heads import NOTHING, Families, Footprint, Head
 from promptprefix.notes import Notes
 from promptprefix.resource import OnIdle, PromptPrefixStatus
@@ -78,16 +78,19 @@ class Dossier:
             self.sizes = sizes
             self.heads = tuple(heads_of(self.prefix, company, remembered))
 
-    def demand(self, routed: bool, now: datetime, calendar: Calendar) -> Demand:
-        """Return whether it is to be held; ``routed``: a router tells of its matches.
+    def demand(self, snapshot: Snapshot, now: datetime, calendar: Calendar) -> Demand:
+        """Return whether it is to be held.
 
-        What was let go stays so until its pods have said whether they count its matches.
+        What was let go stays so until its pods have said whether they count its matches, and as
+        long as a router is to tell of them, whether it does or not.
         """
+        namespace = self.prefix.namespace
         used = self._used
         if used is not None and used > now:
             used = now
         notes = self.notes
-        visible = routed or notes.counted or (self._let_go and notes.unheard)
+        awaited = notes.unheard or namespace in snapshot.silent
+        visible = namespace in snapshot.routed or notes.counted or (self._let_go and awaited)
         if self._asked is not None:
             asked, since, answer = self._asked
             fresh = since <= now and (answer.wake_at is None or now < answer.wake_at)

@@ -160,8 +160,9 @@ class Snapshot:
 
     ``sidecars`` maps pod uids to connected sidecars. ``settling``: the planner has just started,
     and pods without a connected sidecar may yet report what they hold. ``limits`` are by namespace;
-    one without has all. ``routed`` holds the namespaces whose router tells of matches. ``sizes``
-    has what pods have reported of versions by their ids, whether they still do or not.
+    one without has all. ``routed`` holds the namespaces whose router tells of matches, ``silent``
+    those that have one that does not just now. ``sizes`` has what pods have reported of versions by
+    their ids, whether they still do or not.
     """
 
     prefixes: tuple[Prefix, ...] = ()
@@ -170,6 +171,7 @@ class Snapshot:
     settling: bool = False
     limits: Mapping[str, Limits] = field(default_factory=dict)
     routed: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     retention: Retention = DEFAULT_RETENTION
     sizes: Mapping[str, tuple[Size, ...]] = field(default_factory=dict)
 

@@ -139,7 +139,7 @@ class Planner:
         draft = self._drafts.get(prefix.uid)
         if draft is None:
             draft = self._drafts[prefix.uid] = Draft(prefix)
-        demand = dossier.demand(prefix.namespace in snapshot.routed, now, self._calendar)
+        demand = dossier.demand(snapshot, now, self._calendar)
         cap = snapshot.limits.get(prefix.namespace, _ALL).max_priority
         priority = min(spec.priority, cap) if spec is not None else 0
         if spec is None or spec.suspend or prefix.deleting:

@@ -157,6 +157,7 @@ class Controller:
             settling=self.settling,
             limits=self._limits,
             routed=self._matches.routed,
+            silent=self._matches.silent,
             retention=self._retention,
             sizes=self._measures.sizes,
         )

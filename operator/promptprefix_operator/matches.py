@@ -15,6 +15,9 @@ from promptprefix.wire import MatchReport
 ROUTER_SECONDS = 60.0
 """A router that has reported nothing for so long tells of no matches any more."""
 
+GONE_SECONDS = 86_400.0
+"""A router that has reported nothing for so long is taken to be gone."""
+
 _LONGEST_AGE_S = 365 * 86_400.0
 
 
@@ -63,6 +66,7 @@ class Matches:
         self._resources: dict[str, _Resource] = {}
         self._followed: tuple[Prefix, ...] = ()
         self._routers: dict[str, float] = {}
+        self._expected: set[str] = set()
         self._began = clock()
 
     def __len__(self) -> int:
@@ -77,9 +81,22 @@ class Matches:
 
     @property
     def routed(self) -> frozenset[str]:
-        """The namespaces whose router tells of matches."""
+        """The namespaces whose router tells of matches, or is expected to."""
         since = self._clock() - ROUTER_SECONDS
-        return frozenset(name for name, heard in self._routers.items() if heard > since)
+        expected = self._expected if self._began > since else ()
+        return frozenset(name for name, heard in self._routers.items() if heard > since).union(
+            expected
+        )
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The namespaces that have a router, which does not tell of matches just now."""
+        now = self._clock()
+        return frozenset(
+            name
+            for name, heard in self._routers.items()
+            if now - GONE_SECONDS < heard <= now - ROUTER_SECONDS
+        )
 
     def take(self, report: MatchReport) -> int:
         """Take in a report; return how many of its versions are known in its tenant."""
@@ -132,7 +149,7 @@ class Matches:
             and _ttl(prefix) is not None
             and let_go(prefix.conditions)
         ):
-            self._routers.setdefault(prefix.namespace, self._began)
+            self._expected.add(prefix.namespace)
 
     def _resource(self, prefix: Prefix) -> _Resource:
         known = self._resources.get(prefix.uid)

@@ -9,7 +9,7 @@ import pytest
 
 from promptprefix.fleet import Limits, Override, Prefix, Snapshot
 from promptprefix.placement import Plan
-from promptprefix.resource import Pinning
+from promptprefix.resource import Condition, Pinning
 from promptprefix.wire import HARD_PINS, OnIdle, Phase
 
 from .fleets import (
@@ -318,6 +318,24 @@ def test_orders_of_a_person_on_call_and_what_a_plugin_sees_decide() -> None:
     always = prefix("x", blocks=8, unpin=Override())
     given_up = planned(replace(unseen, prefixes=(always,)))
     assert [each.release for each in given_up.desired["uid-p0"]] == [OnIdle.KEEP]
+
+
+@pytest.mark.parametrize("let_go", [True, False])
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_router_that_falls_silent_warms_nothing_and_releases_nothing(
+    let_go: bool, silent: bool
+) -> None:
+    """Without any router what was let go is warmed once where nobody counts its matches."""
+    active = {"type": "Active", "lastTransitionTime": NOW, "message": ""}
+    reason = {"status": "False", "reason": "Idle"} if let_go else {"status": "True", "reason": "x"}
+    start = idle(conditions=(Condition.model_validate(active | reason),))
+    released = state("x-1", 8, Phase.RELEASED).model_copy(update={"released": OnIdle.EVICT})
+    soft = sidecar(released if let_go else state("x-1", 8), budget=10, soft_reason="no plugin")
+    told = replace(start, sidecars={**start.sidecars, "uid-p0": soft})
+    quiet = frozenset({"ml"}) if silent else frozenset()
+    made = planned(replace(told, routed=frozenset(), silent=quiet))
+    assert holders(made, "x-1") == (set() if let_go and silent else {"p0"})
+    assert holders(planned(told), "x-1") == set()
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -15,7 +15,7 @@ from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Version
 from promptprefix.resource import Condition, PromptPrefixSpec
 from promptprefix.versions import MATCH_STEP
 from promptprefix.wire import Match, MatchReport
-from promptprefix_operator.matches import ROUTER_SECONDS, Matches
+from promptprefix_operator.matches import GONE_SECONDS, ROUTER_SECONDS, Matches
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -166,8 +166,13 @@ def test_routers_are_heard_by_namespace_as_long_as_they_report() -> None:
     desk.seconds = ROUTER_SECONDS - 1
     desk.matches.hear("ml")
     assert desk.wakes == 1
+    assert desk.matches.silent == frozenset()
     desk.seconds += ROUTER_SECONDS
-    assert desk.matches.routed == frozenset()
+    assert (desk.matches.routed, desk.matches.silent) == (frozenset(), {"ml"})
+    desk.matches.hear("ml")
+    assert (desk.matches.routed, desk.matches.silent, desk.wakes) == ({"ml"}, frozenset(), 2)
+    desk.seconds += GONE_SECONDS
+    assert desk.matches.routed == desk.matches.silent == frozenset()
 
 
 def condition(status: str, reason: str) -> Condition:
@@ -200,6 +205,6 @@ def test_after_a_restart_what_was_let_go_is_not_warmed_until_the_router_reports(
     assert desk.matches.routed == expected
     assert let_go(rested.conditions) == (reason in ("Idle", "OutsideWindows"))
     desk.seconds = ROUTER_SECONDS
-    assert desk.matches.routed == frozenset(), "there is no router"
+    assert desk.matches.routed == desk.matches.silent == frozenset(), "there is no router"
     desk.matches.follow([rested, prefix("v")])
     assert desk.matches.routed == frozenset()
