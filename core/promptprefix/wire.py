@@ -152,10 +152,15 @@ class SidecarState(Wire):
 
 
 class SyncRequest(Wire):
-    """A sidecar's question: what it last applied, and its state."""
+    """A sidecar's question: what it last applied, and its state.
+
+    ``sent`` is the pod's clock at sending, in Unix seconds: the ages of matches count by it, so
+    that clocks that differ do no harm.
+    """
 
     revision: Revision | None = None
     state: SidecarState
+    sent: Seconds | None = None
 
 
 class Placement(Wire):

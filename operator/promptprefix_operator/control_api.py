@@ -111,7 +111,9 @@ class ControlApi:
         self._check_term(question.revision)
         passes = self._publication.passes
         try:
-            news = self._sidecars.report(pod.pod_uid, question.state, question.revision)
+            news = self._sidecars.report(
+                pod.pod_uid, question.state, question.revision, question.sent
+            )
         except TooManySidecarsError as error:
             raise web.HTTPServiceUnavailable(text=str(error)) from error
         # What the report changes is in the next plan: an answer before it could tell a sidecar

@@ -111,9 +111,9 @@ def assemble(
     """
     wake = asyncio.Event()
     cluster = Cluster(wake.set)
-    sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set)
     salts, retention = Salts(), settings.retention
     steady = SteadyClock(utc_now, time.monotonic)
+    sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set, steady.now)
     matches = Matches(steady.now, time.monotonic, wake.set, retention)
     declarations = Declarations(lint_payload, salts, retention, matches.latest)
     metrics.matched_versions.set_function(lambda: len(matches))

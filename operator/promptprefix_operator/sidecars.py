@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from promptprefix.wire import EngineState, Phase, PlacementState, Revision, SidecarState
+from promptprefix_operator.match_times import with_own_times
 
 MAX_SIDECARS = 4_096
 
@@ -28,23 +30,40 @@ class Session:
 
 
 class Sidecars:
-    """The sessions by pod uid, at most `MAX_SIDECARS`; silent ones make room first."""
+    """The sessions by pod uid, at most `MAX_SIDECARS`; silent ones make room first.
+
+    ``clock`` is monotonic seconds; matches are dated by ``date``.
+    """
 
     def __init__(
-        self, clock: Callable[[], float], connected_seconds: float, changed: Callable[[], None]
+        self,
+        clock: Callable[[], float],
+        connected_seconds: float,
+        changed: Callable[[], None],
+        date: Callable[[], datetime],
     ) -> None:
         self._clock = clock
+        self._date = date
         self._connected_seconds = connected_seconds
         self._changed = changed
         self._sessions: dict[str, Session] = {}
 
-    def report(self, pod_uid: str, state: SidecarState, applied: Revision | None) -> bool:
+    def report(
+        self,
+        pod_uid: str,
+        state: SidecarState,
+        applied: Revision | None,
+        sent: float | None = None,
+    ) -> bool:
         """Take in what a sidecar says and return whether it is news for the planner.
 
-        Raises `TooManySidecarsError` if there is no room.
+        ``sent`` is the pod's clock at sending, in Unix seconds, if it is told. Raises
+        `TooManySidecarsError` if there is no room.
         """
         now = self._clock()
         session = self._sessions.get(pod_uid)
+        before = None if session is None else session.state
+        state = with_own_times(state, sent, self._date().timestamp(), before)
         if session is None:
             self._make_room()
             self._sessions[pod_uid] = Session(state, applied, now)

@@ -96,7 +96,11 @@ class SyncLoop:
             healthy_boot = snapshot.boot if snapshot.engine.healthy else ""
             known = healthy_boot in ("", self._answered_boot)
             may_wait = known and not self._unheard
-            request = SyncRequest(revision=self._revision if may_wait else None, state=state)
+            request = SyncRequest(
+                revision=self._revision if may_wait else None,
+                state=state,
+                sent=max(0.0, self._clock.wall()),
+            )
             try:
                 done = await self._exchange(request)
             except ControlError as error:

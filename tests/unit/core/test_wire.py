@@ -66,6 +66,7 @@ REVISION = Revision(term=1, number=2)
 MESSAGES: tuple[Wire, ...] = (
     SyncRequest(state=SidecarState(engine=ENGINE)),
     SyncRequest(revision=REVISION, state=SidecarState(engine=ENGINE, placements=(STATE,))),
+    SyncRequest(state=SidecarState(engine=ENGINE), sent=1_796_000_000.5),
     SyncRequest(state=SidecarState(engine=HTTPS, ready=True, failed_open=True)),
     SyncResponse(revision=REVISION, placements=()),
     SyncResponse(revision=REVISION, placements=(PLACEMENT,)),

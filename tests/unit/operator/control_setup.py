@@ -57,7 +57,7 @@ class Setup:
     client: TestClient = field(init=False)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
-        self.sidecars = Sidecars(lambda: 0.0, 45, self._wake)
+        self.sidecars = Sidecars(lambda: 0.0, 45, self._wake, lambda: NOW)
         self.matches = Matches(lambda: NOW, lambda: 0.0, self._wake)
 
     def _wake(self) -> None:

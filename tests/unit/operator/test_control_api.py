@@ -31,7 +31,7 @@ from promptprefix_operator.control_api import (
     MAX_BODY_BYTES,
 )
 from promptprefix_operator.sidecars import MAX_SIDECARS
-from tests.unit.operator.control_setup import PAYLOAD, SALT, TERM, Setup, serve
+from tests.unit.operator.control_setup import NOW, PAYLOAD, SALT, TERM, Setup, serve
 
 SYNC = "/v1/sidecar/sync"
 ENGINE = EngineState(healthy=True, address="a", port=1)
@@ -68,6 +68,16 @@ async def patient() -> AsyncIterator[Setup]:
 async def hasty() -> AsyncIterator[Setup]:
     async for setup in serve(0.02):
         yield setup
+
+
+async def test_matches_are_dated_by_when_a_report_was_sent(hasty: Setup) -> None:
+    told = PlacementState(id="a-1", phase=Phase.WARM, last_hit=40.0)
+    request = SyncRequest(sent=100.0, state=SidecarState(engine=ENGINE, placements=(told,)))
+    await hasty.ask("POST", SYNC, body=request.model_dump_json())
+    [seen] = hasty.sidecars.connected()["u0"].state.placements
+    assert seen.last_hit == NOW.timestamp() - 60
+    spoilt = request.model_dump_json().replace("100.0", "NaN")
+    assert (await hasty.ask("POST", SYNC, body=spoilt))[0] == 400
 
 
 async def test_news_is_answered_by_the_plan_that_knows_it(patient: Setup) -> None:

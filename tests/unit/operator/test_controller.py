@@ -32,7 +32,7 @@ class Bench:
         self.now = 100.0
         self.wake = asyncio.Event()
         self.cluster = Cluster(self.wake.set)
-        self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set)
+        self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set, lambda: NOW)
         self.publication = Publication(1)
         self.metrics = Metrics()
         self.planner = Planner()

@@ -81,3 +81,24 @@ def test_restarts_wait_for_matches_that_were_not_written_but_write_none() -> Non
         bench.controller.step()
         assert bench.told()["Active"] == told
         assert [each.lastMatched for each in bench.status.versions] == [EDGE]
+
+
+@pytest.mark.parametrize("skew", [0, 660, 86_400, -18_000])
+def test_a_prefix_that_is_matched_is_held_whatever_the_clock_of_its_pod_says(skew: float) -> None:
+    clock = Clock(EDGE)
+    bench = Bench(clock, idleTTL="10m")
+    bench.controller.step()
+    for _ in range(5):
+        clock.time += timedelta(minutes=5)
+        told = clock.time.timestamp() - skew
+        bench.report(sent=told, phase=Phase.WARM, last_hit=told - 1)
+        bench.controller.step()
+        assert bench.told()["Active"] == ("True", "InUse")
+    last = clock.time
+    clock.time += timedelta(minutes=11)
+    bench.report(sent=told + 660, phase=Phase.WARM, last_hit=told - 1)
+    bench.controller.step()
+    assert bench.told()["Active"] == ("False", "Idle")
+    [written] = bench.status.versions
+    assert written.lastMatched is not None
+    assert written.lastMatched <= last

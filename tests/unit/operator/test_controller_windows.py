@@ -42,7 +42,7 @@ class Bench:
         self.now = now
         self.wake = asyncio.Event()
         self.cluster = Cluster(self.wake.set)
-        self.sidecars = Sidecars(time.monotonic, 45, self.wake.set)
+        self.sidecars = Sidecars(time.monotonic, 45, self.wake.set, now)
         self.publication = Publication(1)
         planner = Planner()
         self.controller = Controller(
@@ -87,7 +87,7 @@ class Bench:
             seen["status"] = status.model_dump(mode="json", exclude_none=True)
         self.cluster.see_resource(seen)
 
-    def report(self, **state: Any) -> None:
+    def report(self, sent: float | None = None, **state: Any) -> None:
         engine = EngineState(
             healthy=True,
             address="a",
@@ -100,7 +100,7 @@ class Bench:
         state = {"counted": True, **state} if state else {}
         known = [PlacementState(id=each.id, tokens=16, **state) for each in self.set if state]
         told = SidecarState(engine=engine, placements=tuple(known))
-        self.sidecars.report("p", told, self.publication.set_of("p").revision)
+        self.sidecars.report("p", told, self.publication.set_of("p").revision, sent)
 
     @property
     def set(self) -> tuple[Placement, ...]:

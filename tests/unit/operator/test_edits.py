@@ -70,7 +70,7 @@ class Bench:
         """Start an operator that knows only what is in the cluster."""
         wake = asyncio.Event()
         self.cluster = Cluster(wake.set)
-        self.sidecars = Sidecars(lambda: self.seconds, 45, wake.set)
+        self.sidecars = Sidecars(lambda: self.seconds, 45, wake.set, lambda: self.now)
         self.publication = Publication(int(self.seconds) + 1)
         self.matches = Matches(lambda: self.now, lambda: self.seconds, wake.set)
         self.controller = Controller(

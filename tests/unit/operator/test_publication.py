@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -20,6 +21,7 @@ from promptprefix.wire import (
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars, TooManySidecarsError
 
+DATE = datetime(2026, 11, 29, tzinfo=UTC)
 STATE = SidecarState(engine=EngineState(healthy=True, address="a", port=1))
 
 
@@ -91,7 +93,7 @@ async def test_a_publication_wakes_everybody_who_waits() -> None:
 class Desk:
     def __init__(self) -> None:
         self.now, self.wakes = 0.0, 0
-        self.sidecars = Sidecars(lambda: self.now, 45, self._wake)
+        self.sidecars = Sidecars(lambda: self.now, 45, self._wake, lambda: DATE)
 
     def _wake(self) -> None:
         self.wakes += 1

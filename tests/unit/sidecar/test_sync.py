@@ -38,6 +38,7 @@ class Stand:
     pauses: list[float] = field(default_factory=list)
     reconnects: int = 0
     now: float = 0.0
+    wall: float = 1_796_000_000.0
     answer: SyncResponse = ANSWER
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Stand:
             self,
             self.board,
             Address("10.0.0.7", 8000),
-            Clock(monotonic=lambda: self.now),
+            Clock(monotonic=lambda: self.now, wall=lambda: self.wall),
             hold_s=self.hold_s,
             answered=lambda _: None,
             failed=self.failed.append,
@@ -103,6 +104,14 @@ async def test_an_outage_of_leaders_is_logged_once_and_asked_about_often(
     assert log.count("operator answers again") == 1
     assert stand.failed == ["standby"] * 6
     assert max(stand.pauses) == MAX_PAUSE_S
+
+
+@pytest.mark.parametrize(("wall", "sent"), [(1_796_000_000.5, 1_796_000_000.5), (-1.0, 0.0)])
+async def test_a_report_says_what_time_it_is(wall: float, sent: float) -> None:
+    stand = Stand(wall=wall)
+    async with stand.running():
+        await stand.questions(1)
+    assert stand.asked[0].sent == sent
 
 
 async def test_an_operator_that_is_away_is_asked_ever_more_slowly() -> None:
