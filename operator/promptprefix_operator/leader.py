@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +21,7 @@ from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.events import Events, Notice
 from promptprefix_operator.handlers import Login, follow, registry_of
 from promptprefix_operator.identity import TokenReviewer
+from promptprefix_operator.manifests import Resource
 from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
@@ -145,7 +146,9 @@ def assemble(
         controller=controller,
         publication=publication,
         watches=tuple(watches.values()),
-        statuses=_statuses(settings, api, cluster, controller, publication, events, metrics),
+        statuses=_statuses(
+            settings, api, cluster, controller, publication, events, metrics, watches
+        ),
         warnings=_warnings(cluster, sidecars, events),
         events=events,
         control=ControlApi(
@@ -184,7 +187,13 @@ def _statuses(
     publication: Publication,
     events: Events,
     metrics: Metrics,
+    watches: Mapping[str, NamespaceWatch],
 ) -> StatusTasks:
+    def known() -> Mapping[str, Resource]:
+        """Return the resources whose pods were read, too; without these a status would be wrong."""
+        resources = cluster.resources.items()
+        return {uid: each for uid, each in resources if watches[each.namespace].known}
+
     writer = StatusWriter(
         api=api,
         cluster=cluster,
@@ -195,7 +204,7 @@ def _statuses(
         rewrite_seconds=settings.resync_seconds,
     )
     return StatusTasks(
-        resources=lambda: cluster.resources,
+        resources=known,
         follow=lambda uid: writer.follow(uid, publication.wait),
         clock=time.monotonic,
     )

@@ -20,13 +20,16 @@ OPENAPI_PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"
 
 @attrs.define(kw_only=True)
 class ApiServer(KubernetesEmulator):
-    """Every token ``<namespace>/<account>/<pod>`` is valid."""
+    """Every token ``<namespace>/<account>/<pod>`` is valid. ``forbidden`` is a path."""
 
     version: int = 100
+    forbidden: str = ""
 
     async def _handle(self, request: Any) -> aiohttp.web.StreamResponse:
         if request.url.path == TOKEN_REVIEWS:
             return aiohttp.web.json_response(_reviewed(request.data))
+        if request.url.path == self.forbidden:
+            return aiohttp.web.json_response({"kind": "Status", "code": 403}, status=403)
         if request.url.path == OPENAPI_PATH:
             return aiohttp.web.json_response(_openapi())
         if request.method.value.upper() == "PUT" and self._conflicts(request):

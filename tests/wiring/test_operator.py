@@ -87,6 +87,20 @@ async def test_a_status_that_is_right_is_not_written_again(api: ApiServer) -> No
         assert await counted(operator, "promptprefix_apply_to_warm_seconds_count") == 1
 
 
+async def test_a_status_waits_until_the_pods_are_read(api: ApiServer) -> None:
+    await send(api, "POST", OBJECT, resource())
+    api.forbidden = "/api/v1/namespaces/ml/pods"
+    async with running(api) as operator:
+        while await counted(operator, PASSES) < 3:  # noqa: ASYNC110 - two more passes
+            await asyncio.sleep(0.05)
+        assert status_writes(api) == 0
+        api.forbidden = ""
+        async with polling(api, operator):
+            await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+    events = [each.data for each in api if each.resource and each.resource.plural == "events"]
+    assert "NoMatchingPods" not in {event["reason"] for event in events}
+
+
 def status_writes(api: ApiServer) -> int:
     return len([each for each in api if each.subresource == "status"])
 
