@@ -7,6 +7,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -268,6 +269,27 @@ def test_an_operator_that_restarts_in_the_middle_of_an_edit_remembers_the_text_b
     bench.held = {pod: tuple(e for e in bench.held[pod] if e.id == ONE) for pod in PODS}
     bench.settle()
     assert bench.listed[0] == (THREE, 2)
+
+
+@pytest.mark.parametrize("matched", [False, True])
+def test_a_failover_over_an_unchanged_fleet_writes_nothing(matched: bool) -> None:
+    bench = Bench()
+    bench.rollout("one")
+    bench.rollout("two")
+    if matched:
+        bench.match("one")
+        bench.match("two")
+    bench.settle(30)
+    assert bench.listed == [(TWO, 2), (ONE, 2)]
+    before, writes = bench.status, bench.writes
+    bench.seconds += 16
+    bench.restart()
+    for pods in ((), ("p0",), ("p0",), PODS):
+        bench.step(pods)
+        bench.seconds += 2
+    bench.settle(11)
+    bench.settle(30)
+    assert (bench.status, bench.writes) == (before, writes)
 
 
 def test_a_transition_is_written_with_two_writes_and_rest_with_none() -> None:
