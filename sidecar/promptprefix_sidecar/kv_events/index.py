@@ -30,8 +30,9 @@ WHOLE_PREFIX = frozenset({"", "full_attention", "mla_attention", "sink_full_atte
 class Standing(StrEnum):
     """What the events prove about a whole head.
 
-    LOST: a block is surely gone. DOUBTFUL: a block went that may have had another copy. UNKNOWN:
-    events were missed, or the blocks were stored before the head was watched.
+    LOST: a block is gone, and surely so as engines give up a prefix from its end: what is computed
+    anew had no older copy. DOUBTFUL: a block went that may have had another copy. UNKNOWN: events
+    were missed, or the blocks were stored before the head was watched.
     """
 
     UNKNOWN = "unknown"
@@ -66,24 +67,28 @@ class _Block:
     hash: BlockHash
     start: int
     end: int
-    heads: set[HeadKey]
+    heads: set[_Head]
     resident: bool = False
     several: bool = False
     copies: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Head:
     """``places`` maps group and first token to the block there.
 
     ``reported``: its blocks may be told of by a request that found them, which says nothing of how
-    many copies there are.
+    many copies there are. ``standing`` is ahead of ``residency`` by the events of the batch that is
+    being taken over, but for what was stored: that waits while ``grown``.
     """
 
+    key: HeadKey
     tokens: bytes
     reported: bool = False
     places: dict[int, dict[int, _Block]] = field(default_factory=dict)
     residency: Residency = Residency()
+    standing: Standing = Standing.UNKNOWN
+    grown: bool = False
 
 
 class Index:
@@ -92,7 +97,7 @@ class Index:
     def __init__(self) -> None:
         self._heads: dict[HeadKey, _Head] = {}
         self._blocks: dict[tuple[int, BlockHash], _Block] = {}
-        self._touched: set[HeadKey] = set()
+        self._touched: set[_Head] = set()
         self._changed: dict[HeadKey, Residency] = {}
 
     @property
@@ -121,7 +126,7 @@ class Index:
             head.reported = key in reported
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take over what happened."""
+        """Take over what happened. Each head is looked through once, not once for every event."""
         for event in events:
             match event:
                 case Stored():
@@ -130,15 +135,16 @@ class Index:
                     self._remove(event)
                 case Cleared():
                     self._clear()
-            self._settle()
+        self._settle()
 
     def forget(self) -> None:
         """Know nothing any more: events were missed, or the engine is another one."""
         self._blocks.clear()
         self._touched.clear()
-        for key, head in self._heads.items():
+        for head in self._heads.values():
             head.places.clear()
-            self._note(key, head, Residency())
+            head.grown = False
+            self._note(head, Residency())
 
     def take_changed(self) -> Mapping[HeadKey, Residency]:
         """Return the heads whose residency changed since the last call, as they are now."""
@@ -146,30 +152,32 @@ class Index:
         return {key: self.residency(key) for key in changed if key in self._heads}
 
     def _begin(self, key: HeadKey, tokens: bytes) -> None:
-        head = _Head(tokens)
-        self._heads[key] = head
-        self._touched.add(key)
+        head = _Head(key, tokens)
         for other in self._scope(key.lora, key.salt):
-            if other == key:
-                continue
-            for block in self._all_places(self._heads[other]):
-                size = block.end * TOKEN_BYTES
-                if tokens[:size] == self._heads[other].tokens[:size]:
-                    self._put(key, head, block)
+            common = _common(tokens, other.tokens) if other.places else 0
+            for block in self._all_places(other) if common else ():
+                if block.end <= common:
+                    self._put(head, block)
+        self._heads[key] = head
+        self._grew(head)
 
     def _unwatch(self, key: HeadKey) -> None:
         head = self._heads.pop(key)
-        self._touched.discard(key)
+        self._touched.discard(head)
         self._changed.pop(key, None)
         for block in self._all_places(head):
-            self._leave(key, block)
+            self._leave(head, block)
 
-    def _scope(self, lora: str, salt: str) -> list[HeadKey]:
-        return [key for key in self._heads if key.lora == lora and key.salt == salt]
+    def _scope(self, lora: str, salt: str) -> list[_Head]:
+        return [head for key, head in self._heads.items() if key.lora == lora and key.salt == salt]
 
     @staticmethod
     def _all_places(head: _Head) -> list[_Block]:
         return [block for places in head.places.values() for block in places.values()]
+
+    def _grew(self, head: _Head) -> None:
+        head.grown = True
+        self._touched.add(head)
 
     def _store(self, event: Stored) -> None:
         if event.medium != GPU:
@@ -187,16 +195,14 @@ class Index:
             end = start + event.block_size
             part = event.tokens[place * size : (place + 1) * size]
             candidates = [
-                key
-                for key in candidates
-                if self._heads[key].tokens.startswith(part, start * TOKEN_BYTES)
+                head for head in candidates if head.tokens.startswith(part, start * TOKEN_BYTES)
             ]
             if not candidates:
                 return
             self._stored(event.group, block_hash, start, end, candidates)
             start = end
 
-    def _origin(self, event: Stored, lora: str, salt: str) -> tuple[int, list[HeadKey]]:
+    def _origin(self, event: Stored, lora: str, salt: str) -> tuple[int, list[_Head]]:
         if event.parent is None:
             return 0, self._scope(lora, salt)
         parent = self._blocks.get((event.group, event.parent))
@@ -205,57 +211,60 @@ class Index:
         return parent.end, list(parent.heads)
 
     def _stored(
-        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[HeadKey]
+        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[_Head]
     ) -> None:
         block = self._blocks.get((group, block_hash))
         if block is None or (block.start, block.end) != (start, end):
             block = self._placed(group, block_hash, start, end, heads)
             if block is None:
                 return
-        for key in heads:
-            self._put(key, self._heads[key], block)
-        reported = any(self._heads[key].reported for key in block.heads)
+        for head in heads:
+            self._put(head, block)
+        reported = any(head.reported for head in block.heads)
         block.several = block.resident or reported
         block.resident = True
-        self._touched |= block.heads
+        for head in block.heads:
+            self._grew(head)
 
     def _placed(
-        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[HeadKey]
+        self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[_Head]
     ) -> _Block | None:
         """Return a new block, or None where a longer one has its place.
 
         A shorter one is a part of a block that was told of before the block was full.
         """
-        for key in heads:
-            there = self._heads[key].places.get(group, {}).get(start)
+        for head in heads:
+            there = head.places.get(group, {}).get(start)
             if there is not None and there.end > end:
                 return None
         twin = self._blocks.get((group, block_hash))
         if twin is not None:
-            for key in list(twin.heads):
-                self._take_out(key, twin)
+            for head in list(twin.heads):
+                self._take_out(head, twin)
         block = _Block(group, block_hash, start, end, set())
         self._blocks[group, block_hash] = block
         return block
 
-    def _put(self, key: HeadKey, head: _Head, block: _Block) -> None:
+    def _put(self, head: _Head, block: _Block) -> None:
         """Give a block its place in a head. The newest hash of a place is the one in use."""
         places = head.places.setdefault(block.group, {})
         there = places.get(block.start)
         if there is block:
             return
         if there is not None:
-            self._leave(key, there)
+            self._leave(head, there)
         places[block.start] = block
-        block.heads.add(key)
+        block.heads.add(head)
 
-    def _take_out(self, key: HeadKey, block: _Block) -> None:
-        del self._heads[key].places[block.group][block.start]
-        self._touched.add(key)
-        self._leave(key, block)
+    def _take_out(self, head: _Head, block: _Block) -> None:
+        if head.grown:
+            self._look_through(head)
+        del head.places[block.group][block.start]
+        self._grew(head)
+        self._leave(head, block)
 
-    def _leave(self, key: HeadKey, block: _Block) -> None:
-        block.heads.discard(key)
+    def _leave(self, head: _Head, block: _Block) -> None:
+        block.heads.discard(head)
         if not block.heads:
             self._blocks.pop((block.group, block.hash), None)
 
@@ -268,10 +277,23 @@ class Index:
     def _remove(self, event: Removed) -> None:
         for block in self._known(event.group, event.hashes):
             if event.medium == GPU:
-                block.resident = False
+                self._gone(block)
             else:
                 block.copies.discard(event.medium)
             self._touched |= block.heads
+
+    def _gone(self, block: _Block) -> None:
+        for head in block.heads:
+            if head.grown:
+                self._look_through(head)
+        block.resident = False
+        proved = (
+            (Standing.RESIDENT, Standing.DOUBTFUL) if not block.several else (Standing.RESIDENT,)
+        )
+        left = Standing.DOUBTFUL if block.several else Standing.LOST
+        for head in block.heads:
+            if head.standing in proved:
+                head.standing = left
 
     def _known(self, group: int, hashes: Iterable[BlockHash]) -> Iterator[_Block]:
         for block_hash in hashes:
@@ -284,20 +306,40 @@ class Index:
         for block in self._blocks.values():
             block.resident = block.several = False
             block.copies.clear()
-        for key, head in self._heads.items():
-            self._note(key, head, Residency(Standing.LOST))
+        for head in self._heads.values():
+            if head.grown:
+                self._look_through(head)
+            self._note(head, Residency(Standing.LOST))
         self._touched.clear()
 
     def _settle(self) -> None:
-        for key in self._touched:
-            head = self._heads[key]
-            self._note(key, head, _residency(head))
+        for head in self._touched:
+            self._look_through(head)
         self._touched.clear()
 
-    def _note(self, key: HeadKey, head: _Head, residency: Residency) -> None:
+    def _look_through(self, head: _Head) -> None:
+        head.grown = False
+        self._note(head, _residency(head))
+
+    def _note(self, head: _Head, residency: Residency) -> None:
+        head.standing = residency.standing
         if residency != head.residency:
             head.residency = residency
-            self._changed[key] = residency
+            self._changed[head.key] = residency
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return how many leading tokens are equal."""
+    low, high = 0, min(len(one), len(other)) // TOKEN_BYTES
+    if one[:TOKEN_BYTES] != other[:TOKEN_BYTES]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[low * TOKEN_BYTES : middle * TOKEN_BYTES], low * TOKEN_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _residency(head: _Head) -> Residency:
@@ -326,11 +368,6 @@ def _leading(places: Mapping[int, _Block], whole: int, there: Callable[[_Block],
 def _standing(head: _Head, *, complete: bool) -> Standing:
     if complete:
         return Standing.RESIDENT
-    before = head.residency.standing
-    if before is Standing.UNKNOWN or before is Standing.LOST:
-        return before
-    gone = [
-        block for places in head.places.values() for block in places.values() if not block.resident
-    ]
     # A block without a place was replaced by one with another hash: nobody can vouch for it.
-    return Standing.DOUBTFUL if all(block.several for block in gone) else Standing.LOST
+    before = head.standing
+    return Standing.DOUBTFUL if before is Standing.RESIDENT else before

@@ -34,7 +34,7 @@ QUEUED_MESSAGES = 512
 MAX_MESSAGE_BYTES = 16 * 2**20
 """A step of an engine makes some hundred kilobytes at most."""
 READ_AT_ONCE = 32
-"""Messages between two looks at the rest of the process."""
+"""Messages that are put on the board together."""
 REPLAY_SILENCE_S = 2.0
 REPLAY_TRIES = 3
 """Requests in a row that bring nothing new: what is missing is gone."""
@@ -138,9 +138,11 @@ class Subscriber:
             except zmq.Again:
                 break
             await self._arrived(context, frames)
+            # A queue that is never empty must not stop the rest of the process.
+            await asyncio.sleep(0)
         self._counters.connected.set(1)  # the word of it may come later than what was sent
         self._sink.flush()
-        await asyncio.sleep(0)  # a queue that is never empty must not stop the rest of the process
+        await asyncio.sleep(0)
 
     async def _arrived(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
         number = _number(frames[1]) if len(frames) == PUBLISHED_FRAMES else None
@@ -232,6 +234,7 @@ class Subscriber:
                     return came
                 self._take(number, self._decoded(frames[-1]), replayed=True)
                 came = True
+                await asyncio.sleep(0)
         return True
 
 
