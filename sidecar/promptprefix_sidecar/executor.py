@@ -210,8 +210,9 @@ class Executor:
             )
         except (ControlError, EngineError) as error:
             log.warning("touch failed", **_names(record), message=str(error))
-        touch_at = self._clock.monotonic() + self._policy.touch_interval_s
-        self._change(record, lambda r: lifecycle.touched(r, cached, touch_at))
+        now = self._clock.monotonic()
+        touch_at = now + self._policy.touch_interval_s
+        self._change(record, lambda r: lifecycle.touched(r, cached, now, touch_at))
 
     async def _offload(self, record: Record) -> None:
         try:

@@ -64,6 +64,11 @@ def pending(record: Record) -> Record:
     )
 
 
+def rewarmed(record: Record, now: float, at: float = NEVER) -> Record:
+    """Return the record to be warmed again at ``at``; users go first, as before a first warm-up."""
+    return replace(pending(record), waiting_since=max(now, at), retry_at=at)
+
+
 def began(record: Record) -> Record:
     """A missing prefix is being worked on; a mere check changes nothing."""
     if record.phase in (Phase.WARM, Phase.RELEASED) or record.settled:
@@ -165,13 +170,13 @@ def pin_refused(
     )
 
 
-def touched(record: Record, cached_tokens: int | None, touch_at: float) -> Record:
+def touched(record: Record, cached_tokens: int | None, now: float, touch_at: float) -> Record:
     """A soft pin was used; ``cached_tokens`` of it were there, None if the engine doesn't say."""
     if record.head is None or record.phase is not Phase.WARM:
         return record
     if cached_tokens is None or cached_tokens >= record.head.tokens:
         return replace(record, touch_at=touch_at)
-    return replace(pending(record), soft_evictions=record.soft_evictions + 1)
+    return replace(rewarmed(record, now), soft_evictions=record.soft_evictions + 1)
 
 
 def complete(view: PinView | None, head: Head) -> bool:

@@ -80,6 +80,7 @@ class Record:
     head of a retained placement. ``stale``: the engine may still hold it for an adapter's former
     weights. ``released`` is what came of the blocks, ``evicted`` the pins dropped on the way there.
     ``copied_tokens`` of its leading tokens have a copy in an offload tier, by the KV events.
+    ``losses`` in a row, the last ``lost_at``: blocks of it went by the KV events, held by nothing.
     ``unproved``: they don't vouch for a soft pin, so a touch asks the engine to tell of its blocks.
     """
 
@@ -98,6 +99,8 @@ class Record:
     pinned_tokens: int = 0
     copied_tokens: int = 0
     unproved: bool = False
+    losses: int = 0
+    lost_at: float = NEVER
     last_hit: float | None = None
     warm_seconds: float | None = None
     hard_evictions: int = 0

@@ -8,9 +8,13 @@ from dataclasses import replace
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
 from promptprefix_sidecar.kv_events.index import Residency, Standing
-from promptprefix_sidecar.lifecycle import pending
+from promptprefix_sidecar.lifecycle import backoff, rewarmed
 from promptprefix_sidecar.settling import same, settle
 from promptprefix_sidecar.snapshot import NEVER, PluginStatus, Record, Snapshot
+
+MAX_PACE_S = 300.0
+CALM_S = 2 * MAX_PACE_S
+"""A loss that comes later than this after the last one is a first one again."""
 
 
 def with_residencies(
@@ -23,7 +27,9 @@ def with_residencies(
     """Take over what the events prove, by ids of records; ``changed`` are those with news.
 
     A loss acts once, when it happens: a warm-up or touch after it is newer evidence. A prefix
-    without a pin that is gone is warmed again, but not more often than every ``pace_s``.
+    without a pin that is gone is warmed again, but not more often than every ``pace_s``. One with
+    a soft pin is warmed at once the first time, then after ``pace_s`` and twice as long each time:
+    prefixes that evict each other must not keep the engine busy.
     """
     records = dict(snapshot.records)
     asked = False
@@ -53,11 +59,14 @@ def _in_danger(record: Record, residency: Residency) -> bool:
 def _shaken(record: Record, residency: Residency, now: float, pace_s: float) -> Record:
     """A block of a prefix went that nothing held."""
     if record.pinned is Pinning.NONE:
-        return replace(pending(record), retry_at=now + pace_s)
+        return rewarmed(record, now, now + pace_s)
+    losses = record.losses if now < record.lost_at + CALM_S else 0
+    at = now + (backoff(losses, pace_s, max(pace_s, MAX_PACE_S)) if losses else 0.0)
+    lost = replace(record, losses=losses + 1, lost_at=now)
     if residency.standing is Standing.LOST:
-        return replace(pending(record), soft_evictions=record.soft_evictions + 1)
-    # There may be another copy: a touch tells, and costs one token if so.
-    return replace(record, touch_at=now)
+        return replace(rewarmed(lost, now, at), soft_evictions=record.soft_evictions + 1)
+    # There may be another copy: a touch tells, and costs one token if so, a prefill if not.
+    return replace(lost, touch_at=at) if at < record.touch_at else record
 
 
 def _known(record: Record, residency: Residency, *, told: bool) -> Record:

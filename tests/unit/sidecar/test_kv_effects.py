@@ -37,7 +37,29 @@ def test_a_soft_pin_that_is_lost_is_an_eviction_and_warmed_again_at_once() -> No
     _, record = after(soft(), LOST)
     assert (record.phase, record.soft_evictions) == (Phase.PENDING, 1)
     assert (record.resident_tokens, record.copied_tokens) == (16, 32)
-    assert record.retry_at == NEVER
+    assert (record.retry_at, record.waiting_since) == (NOW, NOW)
+
+
+def test_soft_prefixes_that_evict_each_other_are_warmed_ever_more_rarely() -> None:
+    record, now, waits = soft(), NOW, []
+    for _ in range(6):
+        found = with_residencies(snapshot(record), {"a": LOST}, ["a"], now, PACE)
+        record = found.records["a"]
+        waits.append(record.retry_at - now)
+        assert record.waiting_since == record.retry_at
+        now = record.retry_at + 1.0
+        record = replace(record, phase=Phase.WARM, pinned=Pinning.SOFT, touch_at=now + PACE)
+    assert waits == [0, 30, 60, 120, 240, 300]
+    found = with_residencies(snapshot(record), {"a": LOST}, ["a"], now + 600.0, PACE)
+    assert found.records["a"].retry_at == now + 600.0
+
+
+def test_doubts_in_a_row_ask_for_one_touch_and_then_leave_the_usual_one() -> None:
+    _, first = after(soft(), DOUBTFUL)
+    _, second = after(first, DOUBTFUL)
+    assert second is first
+    touched = replace(first, touch_at=NOW + PACE)
+    assert after(touched, DOUBTFUL)[1] is touched
 
 
 def test_a_loss_counts_once() -> None:

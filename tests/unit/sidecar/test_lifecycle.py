@@ -23,7 +23,7 @@ from promptprefix_sidecar.actions import Policy, Prepare, Report, Warm
 from promptprefix_sidecar.clock import Moment
 from promptprefix_sidecar.lifecycle import Failure
 from promptprefix_sidecar.plan import plan
-from promptprefix_sidecar.snapshot import FOREVER, EngineView, PluginStatus, Record, Snapshot
+from promptprefix_sidecar.snapshot import FOREVER, NEVER, EngineView, PluginStatus, Record, Snapshot
 
 from .records import head, pin, placement, prepared, report, snapshot, warm
 
@@ -182,10 +182,11 @@ def test_failures_are_tried_again_ever_more_slowly_up_to_a_minute() -> None:
 def test_a_touch_that_finds_less_than_the_head_warms_it_again() -> None:
     soft = warm("a", pinning=Pinning.SOFT, pinned=Pinning.SOFT)
     assert soft.head is not None
-    assert lifecycle.touched(soft, soft.head.tokens, 130.0) == replace(soft, touch_at=130.0)
-    assert lifecycle.touched(soft, None, 130.0) == replace(soft, touch_at=130.0)
-    evicted = lifecycle.touched(soft, soft.head.tokens - 1, 130.0)
+    assert lifecycle.touched(soft, soft.head.tokens, 100.0, 130.0) == replace(soft, touch_at=130.0)
+    assert lifecycle.touched(soft, None, 100.0, 130.0) == replace(soft, touch_at=130.0)
+    evicted = lifecycle.touched(soft, soft.head.tokens - 1, 100.0, 130.0)
     assert (evicted.phase, evicted.soft_evictions) == (Phase.PENDING, 1)
+    assert (evicted.retry_at, evicted.waiting_since) == (NEVER, 100.0)
 
 
 def test_a_model_that_comes_and_goes() -> None:
@@ -269,7 +270,7 @@ def after(event: str, known: Snapshot, now: float) -> Snapshot:
         case "soft" if ready:
             return change(lambda r: lifecycle.warmed(r, Pinning.SOFT, 1.0, now + 30))
         case "evicted":
-            return change(lambda r: lifecycle.touched(r, 0, now))
+            return change(lambda r: lifecycle.touched(r, 0, now, now))
     return known
 
 
