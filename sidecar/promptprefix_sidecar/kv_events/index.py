@@ -79,7 +79,7 @@ class _Head:
 
     ``reported``: its blocks may be told of by a request that found them, which says nothing of how
     many copies there are. ``standing`` is ahead of ``residency`` by the events of the batch that is
-    being taken over, but for what was stored: that waits while ``grown``.
+    being taken over, but for what was stored: that waits while it is among the grown.
     """
 
     key: HeadKey
@@ -88,7 +88,6 @@ class _Head:
     places: dict[int, dict[int, _Block]] = field(default_factory=dict)
     residency: Residency = Residency()
     standing: Standing = Standing.UNKNOWN
-    grown: bool = False
 
 
 class Index:
@@ -98,6 +97,7 @@ class Index:
         self._heads: dict[HeadKey, _Head] = {}
         self._blocks: dict[tuple[int, BlockHash], _Block] = {}
         self._touched: set[_Head] = set()
+        self._grown: set[_Head] = set()
         self._changed: dict[HeadKey, Residency] = {}
 
     @property
@@ -141,9 +141,9 @@ class Index:
         """Know nothing any more: events were missed, or the engine is another one."""
         self._blocks.clear()
         self._touched.clear()
+        self._grown.clear()
         for head in self._heads.values():
             head.places.clear()
-            head.grown = False
             self._note(head, Residency())
 
     def take_changed(self) -> Mapping[HeadKey, Residency]:
@@ -159,11 +159,12 @@ class Index:
                 if block.end <= common:
                     self._put(head, block)
         self._heads[key] = head
-        self._grew(head)
+        self._grow({head})
 
     def _unwatch(self, key: HeadKey) -> None:
         head = self._heads.pop(key)
         self._touched.discard(head)
+        self._grown.discard(head)
         self._changed.pop(key, None)
         for block in self._all_places(head):
             self._leave(head, block)
@@ -175,9 +176,9 @@ class Index:
     def _all_places(head: _Head) -> list[_Block]:
         return [block for places in head.places.values() for block in places.values()]
 
-    def _grew(self, head: _Head) -> None:
-        head.grown = True
-        self._touched.add(head)
+    def _grow(self, heads: set[_Head]) -> None:
+        self._grown |= heads
+        self._touched |= heads
 
     def _store(self, event: Stored) -> None:
         if event.medium != GPU:
@@ -223,8 +224,7 @@ class Index:
         reported = any(head.reported for head in block.heads)
         block.several = block.resident or reported
         block.resident = True
-        for head in block.heads:
-            self._grew(head)
+        self._grow(block.heads)
 
     def _placed(
         self, group: int, block_hash: BlockHash, start: int, end: int, heads: list[_Head]
@@ -257,10 +257,10 @@ class Index:
         block.heads.add(head)
 
     def _take_out(self, head: _Head, block: _Block) -> None:
-        if head.grown:
+        if head in self._grown:
             self._look_through(head)
         del head.places[block.group][block.start]
-        self._grew(head)
+        self._touched.add(head)
         self._leave(head, block)
 
     def _leave(self, head: _Head, block: _Block) -> None:
@@ -283,9 +283,8 @@ class Index:
             self._touched |= block.heads
 
     def _gone(self, block: _Block) -> None:
-        for head in block.heads:
-            if head.grown:
-                self._look_through(head)
+        for head in block.heads & self._grown:
+            self._look_through(head)
         block.resident = False
         proved = (
             (Standing.RESIDENT, Standing.DOUBTFUL) if not block.several else (Standing.RESIDENT,)
@@ -306,9 +305,9 @@ class Index:
         for block in self._blocks.values():
             block.resident = block.several = False
             block.copies.clear()
+        for head in list(self._grown):
+            self._look_through(head)
         for head in self._heads.values():
-            if head.grown:
-                self._look_through(head)
             self._note(head, Residency(Standing.LOST))
         self._touched.clear()
 
@@ -318,7 +317,7 @@ class Index:
         self._touched.clear()
 
     def _look_through(self, head: _Head) -> None:
-        head.grown = False
+        self._grown.discard(head)
         self._note(head, _residency(head))
 
     def _note(self, head: _Head, residency: Residency) -> None:
