@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from promptprefix.wire import Phase, Placement
@@ -13,7 +14,11 @@ from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.kv_events.effects import with_residencies
 from promptprefix_sidecar.kv_events.events import Batch
 from promptprefix_sidecar.kv_events.index import TOKEN_BYTES, HeadKey, Index
-from promptprefix_sidecar.snapshot import Snapshot
+from promptprefix_sidecar.lifecycle import backoff
+from promptprefix_sidecar.snapshot import FOREVER, NEVER, Snapshot
+
+FIRST_SALT_BACKOFF_S = 1.0
+MAX_SALT_BACKOFF_S = 300.0
 
 
 class KnowsSalts(Protocol):
@@ -21,6 +26,19 @@ class KnowsSalts(Protocol):
 
     async def get(self, placement: Placement) -> str:
         """Return the salt, empty for a placement without one; raise `ControlError`."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A salt was not had so many times in a row. It is asked for again at ``retry_at``."""
+
+    failures: int = 0
+    retry_at: float = NEVER
+
+    def again(self, now: float) -> _Refusal:
+        failures = self.failures + 1
+        wait = backoff(failures, FIRST_SALT_BACKOFF_S, MAX_SALT_BACKOFF_S)
+        return _Refusal(failures, now + wait)
 
 
 class Follower:
@@ -37,6 +55,7 @@ class Follower:
         self._changed = board.subscribe()
         self._keys: dict[str, HeadKey] = {}
         self._heads: dict[HeadKey, bytes] = {}
+        self._refusals: dict[str, _Refusal] = {}
 
     def take(self, batch: Batch) -> None:
         """Take the next batch."""
@@ -56,7 +75,7 @@ class Follower:
         """Follow the placements until cancelled."""
         while True:
             await self.watch()
-            await self._changed.wait()
+            await self._changed.wait(self._salts_in_s())
 
     async def watch(self) -> None:
         """Watch the heads of the placements as they are now."""
@@ -67,18 +86,37 @@ class Follower:
         for record in snapshot.records.values():
             if record.head is None or not record.wanted:
                 continue
-            try:
-                salt = await self._salts.get(record.placement)
-            except ControlError:
-                continue  # the next change asks again; until then it is as without events
+            salt = await self._salt(record.placement)
+            if salt is None:
+                continue  # until it is known it is as without events
             model = record.placement.model
             key = HeadKey(record.head.digest, model if model in adapters else "", salt)
             keys[record.id] = key
             heads[key] = self._heads.get(key) or _tokens(record.head)
         self._keys, self._heads = keys, heads
+        wanted = snapshot.records
+        self._refusals = {id_: each for id_, each in self._refusals.items() if id_ in wanted}
         self._index.watch(heads)
         self.flush()
         self._publish(())
+
+    async def _salt(self, placement: Placement) -> str | None:
+        """Return the salt; None if it can't be had just now."""
+        refusal = self._refusals.get(placement.id, _Refusal())
+        if self._clock.monotonic() < refusal.retry_at:
+            return None
+        try:
+            salt = await self._salts.get(placement)
+        except ControlError:
+            self._refusals[placement.id] = refusal.again(self._clock.monotonic())
+            return None
+        self._refusals.pop(placement.id, None)
+        return salt
+
+    def _salts_in_s(self) -> float | None:
+        """Return the seconds until the next salt is asked for again; None if all are known."""
+        at = min((each.retry_at for each in self._refusals.values()), default=FOREVER)
+        return None if at == FOREVER else max(0.0, at - self._clock.monotonic())
 
     def _publish(self, changed: Collection[str]) -> None:
         now = self._clock.monotonic()
