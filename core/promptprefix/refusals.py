@@ -33,6 +33,7 @@ class Takers:
     def __init__(self) -> None:
         self._all: dict[Circle, Sequence[Taker]] = {}
         self._stronger: dict[tuple[Circle, int], Sequence[Taker]] = {}
+        self._lowest: dict[tuple[Circle, int], int] = {}
         self._budgets: dict[Circle, int] = {}
 
     def of(self, draft: Draft, circle: Circle) -> Sequence[Taker]:
@@ -48,6 +49,15 @@ class Takers:
         if draft.chosen:
             return [each for each in found if each.name != draft.prefix.name]
         return found
+
+    def lowest(self, draft: Draft, circle: Circle) -> int:
+        """Return the lowest priority of those that a prefix can't displace."""
+        key = (circle, draft.priority)
+        if key not in self._lowest:
+            self.of(draft, circle)
+            priorities = (each.priority for each in self._stronger[key])
+            self._lowest[key] = min(priorities, default=draft.priority)
+        return self._lowest[key]
 
     def budget(self, circle: Circle) -> int:
         """Return the largest budget of the pods."""
@@ -93,7 +103,7 @@ def no_room(
         Reason.BUDGET_EXCEEDED,
         f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
-        f"{_who(takers)}{_help(draft, takers) if draft.sized else _UNSIZED}",
+        f"{_who(takers)}{_help(draft, known.lowest(draft, circle)) if draft.sized else _UNSIZED}",
     )
 
 
@@ -122,8 +132,7 @@ def _who(takers: Sequence[Taker]) -> str:
     return f"Room is taken by {named}{f' and {rest} more' if rest > 0 else ''}. "
 
 
-def _help(draft: Draft, takers: Sequence[Taker]) -> str:
-    lowest = min((each.priority for each in takers), default=draft.priority)
+def _help(draft: Draft, lowest: int) -> str:
     spec = draft.prefix.spec
     ways = "shorten texts, lower replicas, add pods or raise the pin budget"
     if spec is not None and spec.priority > draft.priority:
