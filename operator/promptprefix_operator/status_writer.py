@@ -188,7 +188,8 @@ def _verdicts(status: PromptPrefixStatus) -> object:
     ]
     active = [each.message for each in status.conditions if each.type == ConditionType.ACTIVE]
     hours = (status.activeWindow, status.nextTransitionTime)
-    return status.fingerprint, conditions, active, hours
+    versions = [each.id for each in status.versions]
+    return status.fingerprint, versions, conditions, active, hours
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:

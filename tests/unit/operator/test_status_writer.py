@@ -13,7 +13,7 @@ import pytest
 
 from promptprefix.conditions import Holding, Outlook, status_of
 from promptprefix.fleet import Prefix
-from promptprefix.resource import PromptPrefixStatus
+from promptprefix.resource import PromptPrefixStatus, VersionStatus
 from promptprefix.wire import EngineState, Phase, PlacementState
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.backoff import Backoff
@@ -156,6 +156,19 @@ async def test_what_became_of_an_order_is_written_at_once() -> None:
         opens = NOW + timedelta(hours=1)
         await made.plan(WARM.model_copy(update={"nextTransitionTime": opens}))
         assert made.writes[-1]["status"]["nextTransitionTime"] == "2026-11-29T01:00:00Z"
+
+
+async def test_a_version_that_comes_or_goes_is_written_at_once() -> None:
+    old, new = (
+        VersionStatus(id=name, fingerprint="f", since=NOW, warmPods=2) for name in ("old", "new")
+    )
+    async with bench() as made:
+        for versions in ([old], [new, old], [new]):
+            await made.plan(WARM.model_copy(update={"versions": versions}))
+        fewer = new.model_copy(update={"warmPods": 1})
+        await made.plan(WARM.model_copy(update={"versions": [fewer]}))
+        listed = [[each["id"] for each in body["status"]["versions"]] for body in made.writes]
+        assert listed == [["old"], ["new", "old"], ["new"]]
 
 
 async def test_progress_is_written_without_a_further_plan(monkeypatch: pytest.MonkeyPatch) -> None:
