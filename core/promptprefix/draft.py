@@ -178,7 +178,8 @@ class Draft:
     def _wanted_stays(self) -> Sequence[Stay]:
         """Return which pods it keeps if all have room; the same object as long as they are."""
         wanted, eligible = self._numbers()
-        key = (self.stays, wanted, eligible, self.demand.held, self.every)
+        replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
+        key = (self.stays, wanted, eligible, self.demand.held, replicas)
         if self._kept[0] != key:
             kept: Sequence[Stay] = self.stays
             if not self.every:

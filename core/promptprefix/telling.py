@@ -45,8 +45,8 @@ def status_for(
 
 
 def _looks_around(draft: Draft) -> bool:
-    """Whether pods are spoken of that don't hold it: some are missing, or all are wanted."""
-    return draft.every or draft.missing > 0 or not draft.chosen
+    """Whether it matters to the status how other pods stand, or those that are asleep."""
+    return draft.every or draft.missing > 0 or not draft.chosen or draft.resting > 0
 
 
 def _crowded(draft: Draft, dossier: Dossier, takers: Takers, limits: Limits) -> Shortfall | None:
