@@ -108,7 +108,7 @@ async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
         resync_seconds=1.0,
     ).model_copy(update=changed)
     operator = Operator(
-        settings, Configuration(host=str(api.url).rstrip("/")), times=Times(lease=3, retry=0.05)
+        settings, Configuration(host=str(api.url).rstrip("/")), times=Times(lease=15, retry=0.05)
     )
     task = asyncio.create_task(operator.run())
     ready = asyncio.create_task(operator.ready.wait())

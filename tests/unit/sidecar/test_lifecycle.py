@@ -313,7 +313,7 @@ def test_no_failure_makes_a_lane_spin(events: list[str]) -> None:
             assert not isinstance(plan(failed, Policy(), now).keep, Report)
     touch = plan(known, Policy(), now).touch
     if touch is not None:
-        edit = partial(lifecycle.touched, cached_tokens=None, touch_at=now + 30.0)
+        edit = partial(lifecycle.touched, cached_tokens=None, now=now, touch_at=now + 30.0)
         assert plan(settling.change(known, touch.id, edit), Policy(), now).touch != touch
 
 
