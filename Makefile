@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[operator,sidecar,router,cli]' --group dev
 	@touch $@
 
-check: lint types imports unit ## Lint, types, import contracts, unit and wiring tests (under 2 minutes)
+check: lint types imports unit ## Lint, types, import contracts, unit and wiring tests
 
 lint: $(STAMP) ## Style and formatting
 	$(BIN)/ruff check .
