@@ -41,4 +41,6 @@ def assign(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Stat
             if not draft.sized:
                 draft.keep_in_turn(resting=True)
         moved.update(stations)
-    Room(moved).fill(draft for draft in drafts if draft.missing > 0 and draft.open)
+    room = Room(moved)
+    room.fill(draft for draft in drafts if draft.missing > 0 and draft.open)
+    room.stand_in(draft for draft in drafts if draft.failed and draft.stand_ins > 0)

@@ -24,7 +24,7 @@ from promptprefix.routes import route_prefix_of, routed_versions
 from promptprefix.sizes import Remembered, Sizes, heads_of, sizes_of
 from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
-from promptprefix.wire import Phase, Placement, RoutePrefix
+from promptprefix.wire import Phase, Placement, PlacementState, RoutePrefix
 
 _STAYING = (Standing.ELIGIBLE, Standing.UNHEALTHY, Standing.ASLEEP)
 
@@ -157,20 +157,23 @@ class Dossier:
         if before is not None and each.phase(self.current.id) is not Phase.WARM:
             return Stay(station, standing, before, old=True, cold=cold)
         room = sizes.of(prefix, self.current, station)
-        return Stay(station, standing, room, second=before, cold=cold, resting=resting)
+        failed = before is None and _failed(each.reported.get(self.current.id))
+        return Stay(
+            station, standing, room, second=before, cold=cold, resting=resting, failed=failed
+        )
 
     def _ordered(self, stays: list[Stay]) -> Sequence[Stay]:
-        """Order pods that hold it: the warm ones first, each zone and node in its turn."""
+        """Order pods that hold it: the warm first, failed last, each zone and node in its turn."""
         spec = self.prefix.spec
         if spec is None or spec.replicas == "All":
             return sorted(stays, key=lambda each: each.station.order)
-        ranked = sorted(stays, key=lambda each: (each.cold, each.station.tie ^ self._tie))
+        ranked = sorted(stays, key=lambda each: (*each.rank, each.station.tie ^ self._tie))
         if len(ranked) == 1:
             return ranked
         crowd = _turns(ranked, lambda each: each.node)
-        ranked.sort(key=lambda each: (each.cold, crowd[each.station]))
+        ranked.sort(key=lambda each: (*each.rank, crowd[each.station]))
         turn = _turns(ranked, lambda each: each.zone)
-        ranked.sort(key=lambda each: (each.cold, turn[each.station], crowd[each.station]))
+        ranked.sort(key=lambda each: (*each.rank, turn[each.station], crowd[each.station]))
         return ranked
 
     def placement(self, tenure: Tenure, priority: int, asked: Demand) -> Placement:
@@ -221,6 +224,13 @@ class Dossier:
             note.holding if (note := known.get(each)) is not None else _unknown(each)
             for each in stations
         )
+
+
+def _failed(state: PlacementState | None) -> bool:
+    """Whether a pod could not warm it; one that tries again keeps the reason."""
+    if state is None:
+        return False
+    return state.phase is Phase.FAILED or (state.phase is Phase.WARMING and bool(state.reason))
 
 
 def _unknown(station: Station) -> Holding:

@@ -17,6 +17,9 @@ from promptprefix.roster import Station
 from promptprefix.sizes import Sizes
 from promptprefix.wire import Placement
 
+_SPARE = 2
+"""On so many pods more than are wanted it is tried, where it could not be warmed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stay:
@@ -24,7 +27,7 @@ class Stay:
 
     ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
     ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there;
-    ``resting``: nor is any of it held there, or to be held.
+    ``resting``: nor is any of it held there, or to be held. ``failed``: the pod could not warm it.
     """
 
     station: Station
@@ -34,6 +37,12 @@ class Stay:
     old: bool = False
     cold: bool = False
     resting: bool = False
+    failed: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """Where it stands among others: the warm first, those that failed last."""
+        return self.cold, self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +64,10 @@ class Draft:
 
     ``claims`` are its pods and the room that it has there, ``chosen`` the same pods by name, of
     which ``resting`` are asleep and not counted. ``olds`` are those that give the room to an
-    earlier version in the declared one's place. What they are told is ``common`` to all of them, or
-    ``varied`` by pod; ``holders`` has the pods by the id of the version. ``measuring`` is a pod
-    that is told to measure it, and ``measured`` what it is told.
+    earlier version in the declared one's place, ``failed`` those that could not warm it. What they
+    are told is ``common`` to all of them, or ``varied`` by pod; ``holders`` has the pods by the id
+    of the version. ``measuring`` is a pod that is told to measure it, and ``measured`` what it is
+    told.
     """
 
     __slots__ = (
@@ -71,6 +81,7 @@ class Draft:
         "claims",
         "common",
         "demand",
+        "failed",
         "holders",
         "measured",
         "measuring",
@@ -102,6 +113,7 @@ class Draft:
         self.chosen: list[Station] = []
         self.claims: dict[Station, Footprint] = {}
         self.olds: frozenset[Station] = frozenset()
+        self.failed: frozenset[Station] = frozenset()
         self.common: tuple[Placement, ...] = ()
         self.varied: Mapping[Station, tuple[Placement, ...]] = {}
         self.until: datetime | None = None
@@ -117,6 +129,13 @@ class Draft:
     def missing(self) -> int:
         """On how many pods it is short."""
         return self.wanted - len(self.chosen) + self.resting
+
+    @property
+    def stand_ins(self) -> int:
+        """On how many pods more it is to be tried, because some could not warm it."""
+        if self.every or not self.open or not self.demand.held or self.missing > 0:
+            return 0
+        return min(len(self.failed), self.missing + _SPARE)
 
     @property
     def open(self) -> bool:
@@ -173,6 +192,7 @@ class Draft:
         self.claims = target
         self.chosen = sorted(target, key=attrgetter("order"))
         self.olds = frozenset(stay.station for stay in kept if stay.old)
+        self.failed = frozenset(stay.station for stay in kept if stay.failed)
         self._synced = kept
 
     def _wanted_stays(self) -> Sequence[Stay]:
@@ -184,7 +204,7 @@ class Draft:
             kept: Sequence[Stay] = self.stays
             if not self.every:
                 limits = self._new_limits()
-                kept = [stay for stay in self.stays if limits.take(stay.standing)]
+                kept = [stay for stay in self.stays if limits.take(stay)]
             self._kept = (key, kept, self._counts(wanted, kept))
             self._synced = None
         self.wanted, self.resting = self._kept[2]
@@ -236,7 +256,7 @@ class Draft:
             ledger = stay.station.ledger
             if stay.resting is not resting:
                 continue
-            if not self.every and not limits.may(stay.standing):
+            if not self.every and not limits.may(stay):
                 continue
             if ledger.take(self, stay.first):
                 room, old = stay.first, stay.old
@@ -244,13 +264,14 @@ class Draft:
                 room, old = stay.second, True
             else:
                 continue
-            limits.take(stay.standing)
+            limits.take(stay)
             self._taken.append(stay)
             self.claims[stay.station] = room
             if old:
                 olds.add(stay.station)
         self.chosen = sorted(self.claims, key=attrgetter("order"))
         self.olds = frozenset(olds)
+        self.failed = frozenset(stay.station for stay in self._taken if stay.failed)
         self.wanted, self.resting = self._counts(self._numbers()[0], self._taken)
 
     def choose(self, stations: Sequence[Station], moved: set[Station]) -> None:
@@ -269,6 +290,7 @@ class Draft:
         del self.claims[station]
         self.chosen = [each for each in self.chosen if each is not station]
         self.olds -= {station}
+        self.failed -= {station}
         self._synced = None
         moved.add(station)
 
@@ -331,30 +353,41 @@ class Draft:
 class _Limits:
     """On how many healthy pods a prefix stays, and on how many that may recover.
 
-    An engine that restarts keeps its place only as long as no healthy pod can take it. What is not
-    held stays on ``healthy`` pods of either kind.
+    An engine that restarts keeps its place only as long as no healthy pod can take it, and a pod
+    that could not warm it until others have done so. What is not held stays on ``healthy`` pods of
+    either kind.
     """
 
     def __init__(self, held: bool, healthy: int, recovering: int) -> None:
         self._held = held
         self._healthy = healthy
         self._recovering = recovering
+        self._unwarmed = healthy
+        self._spare = _SPARE
 
-    def may(self, standing: Standing) -> bool:
+    def may(self, stay: Stay) -> bool:
         """Whether one more may stay."""
-        if standing is Standing.ELIGIBLE or not self._held:
-            return self._healthy > 0
-        return self._recovering > 0
+        if stay.standing is not Standing.ELIGIBLE and self._held:
+            return self._recovering > 0
+        return self._healthy > 0 or self._tries(stay)
 
-    def take(self, standing: Standing) -> bool:
+    def take(self, stay: Stay) -> bool:
         """Whether one more may stay; count it."""
-        if not self.may(standing):
+        if not self.may(stay):
             return False
-        if standing is Standing.ELIGIBLE or not self._held:
+        if stay.standing is not Standing.ELIGIBLE and self._held:
+            self._recovering -= 1
+            return True
+        if self._healthy > 0:
             self._healthy -= 1
         else:
-            self._recovering -= 1
+            self._spare -= 1
+        self._unwarmed -= not stay.cold
         return True
+
+    def _tries(self, stay: Stay) -> bool:
+        """Whether a pod that could not warm it goes on beside those that stand in for it."""
+        return stay.failed and self._unwarmed > 0 and self._spare > 0
 
 
 def order_of(prefix: Prefix, priority: int) -> tuple[int, float, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from promptprefix.budget import Claimant
 from promptprefix.circles import Circle, Shelf, load_of
@@ -35,6 +36,20 @@ class Room:
                 continue
             found = self._on_all if draft.every else self._spread
             draft.choose(found(draft, draft.circle), self._moved)
+
+    def stand_in(self, drafts: Iterable[Draft]) -> None:
+        """Try those who could not be warmed somewhere on other pods that have free room."""
+        for draft in sorted(drafts, key=attrgetter("order")):
+            if draft.circle is None:
+                continue
+            search = _Search(draft, draft.circle)
+            for _ in range(draft.stand_ins):
+                station = search.roomy(self._shelves_of(draft.circle))
+                if station is None:
+                    break
+                station.ledger.take(draft, draft.footprint(station))
+                search.take(station)
+            draft.choose(search.chosen, self._moved)
 
     def _wait(self, draft: Draft) -> None:
         if draft not in self._queued:
