@@ -51,6 +51,8 @@ _NOT_FOUND = 404
 _CONCURRENT_WRITES = 16
 
 _PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.RELEASING, Reason.SUSPENDED)
+_FAR = (*_PROGRESS, Reason.ENGINE_NOT_HEALTHY)
+"""Reasons whose message says how far it is."""
 
 log = structlog.get_logger(__name__)
 
@@ -181,15 +183,18 @@ async def _within(passed: Callable[[], Awaitable[None]], seconds: float) -> None
 def _verdicts(status: PromptPrefixStatus) -> object:
     """Return what is told of the resource without how far it is.
 
-    The message of `Active` is no progress: it tells people on call what became of an order.
+    The message of `Active` is no progress: it tells people on call what became of an order. Nor is
+    why a prefix is not Ready, where that is not a matter of time.
     """
     conditions = [
         (each.type, each.status, each.reason, each.observedGeneration) for each in status.conditions
     ]
     active = [each.message for each in status.conditions if each.type == ConditionType.ACTIVE]
+    ready = _ready(status)
+    why = ready.message if ready and ready.status != "True" and ready.reason not in _FAR else ""
     hours = (status.activeWindow, status.nextTransitionTime)
     versions = [each.id for each in status.versions]
-    return status.fingerprint, versions, conditions, active, hours
+    return status.fingerprint, versions, conditions, active, why, hours
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:
