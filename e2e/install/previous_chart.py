@@ -11,14 +11,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = "charts/promptprefix"
+CRD = "promptprefixes.promptprefix.dev.yaml"
 _VERSION = re.compile(r"^version: (\S+)$", re.MULTILINE)
 
 
 def previous_chart(folder: Path) -> tuple[Path, str]:
     """Write the last committed state of the version before this one into ``folder``.
 
-    Returns its folder and its version. Before there are two versions it is this chart under the
-    version 0.0.0.
+    Its CRD alone is this one's. Returns its folder and its version. Before there are two versions
+    it is this chart under the version 0.0.0.
     """
     now = _version((ROOT / CHART / "Chart.yaml").read_text())
     later = ""
@@ -31,6 +32,9 @@ def previous_chart(folder: Path) -> tuple[Path, str]:
             ).stdout
             with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
                 opened.extractall(folder, filter="data")
+            # The images are today's, and these ask for today's fields.
+            crd = next((folder / CHART).rglob(CRD))
+            shutil.copyfile(ROOT / CHART / "files" / CRD, crd)
             return folder / CHART, then
         later = commit
     copy = folder / "promptprefix"
