@@ -291,7 +291,7 @@ async def test_a_burst_is_one_version_and_a_return_is_at_once(
 @asynccontextmanager
 async def killed(server: Cluster, folder: Path) -> AsyncIterator[Operator]:
     """Run an operator that the test ends without a word."""
-    async with process(server, folder, LEASE_SECONDS="6") as running:
+    async with process(server, folder, LEASE_SECONDS="15") as running:
         await until(lambda: running.port > 0, 60)
         yield running
         assert running.process.returncode == -signal.SIGKILL
@@ -319,7 +319,7 @@ async def test_an_operator_that_dies_in_the_middle_of_an_edit_forgets_no_text(
             second.process.kill()
             await second.process.wait()
 
-            async with process(server, tmp_path, LEASE_SECONDS="6") as third:
+            async with process(server, tmp_path, LEASE_SECONDS="15") as third:
                 await until(lambda: third.port > 0, 60)
                 await _follow(server, third, pods)
                 await until(lambda: all(each.told == ("three", "one") for each in pods))
