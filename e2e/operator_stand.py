@@ -278,13 +278,12 @@ class Sidecar:
                 answer = await self.client.http.post(
                     "/v1/sidecar/sync", content=self._question().model_dump_json()
                 )
-            except httpx.TransportError:
+                if answer.status_code == 204:
+                    continue
+                assert answer.status_code == 200, answer.text
+                await self._apply(SyncResponse.model_validate_json(answer.content))
+            except httpx.TransportError:  # what was not taken in is told again
                 await asyncio.sleep(0.2)
-                continue
-            if answer.status_code == 204:
-                continue
-            assert answer.status_code == 200, answer.text
-            await self._apply(SyncResponse.model_validate_json(answer.content))
 
     async def _apply(self, answer: SyncResponse) -> None:
         for each in answer.placements:

@@ -118,7 +118,10 @@ class Paced(Sidecar):
         assert answer.status_code == 200, answer.text
         before = self.held
         response = SyncResponse.model_validate_json(answer.content)
-        await self._apply(response)
+        try:
+            await self._apply(response)
+        except httpx.TransportError:  # what was not taken in is told again
+            return
         self.told = tuple(NAMES.get(each.content_digest, "?") for each in response.placements)
         for id_, state in self.held.items():
             if id_ in before:
