@@ -108,7 +108,10 @@ def wait_for_warm(stand: Stand, name: str, count: int) -> dict[str, Any]:
 
     def warm() -> bool:
         found = stand.prefix(name)
-        counts = [found.get("status", {}).get(key) for key in ("warmPods", "pinnedPods")]
+        status = found.get("status", {})
+        if status.get("observedGeneration") != found["metadata"]["generation"]:
+            return False  # an edit waits for more of its kind
+        counts = [status.get(key) for key in ("warmPods", "pinnedPods")]
         return counts == [count, count] and condition(found, "Warm").get("status") == "True"
 
     wait_until(f"{name} is warm on {count} pods", warm, 120, lambda: stand.prefix(name))
@@ -220,7 +223,7 @@ def test_an_edit_warms_the_new_text_and_no_pod_leaves_service(
         prompts.commit(stand.kubectl, text("letters"))
 
         def changed() -> bool:
-            return bool(stand.prefix(NAME)["status"]["fingerprint"] != old)
+            return stand.prefix(NAME)["status"]["fingerprint"] not in ("", old)
 
         wait_until("the new text has a fingerprint", changed, 60)
         wait_for_warm(stand, NAME, 2)
