@@ -175,6 +175,14 @@ class Life:
         await self.until_healthy(pod)
         return pod
 
+    def remove_pod(self, pod: Pod) -> None:
+        """End a pod's processes and delete it."""
+        pod.kill_sidecar()
+        pod.engine.kill()
+        delete = ("delete", "pod", pod.name, "-n", "ml", "--grace-period=0", "--force")
+        self.server.kubectl(*delete)
+        self.pods.remove(pod)
+
     async def until_healthy(self, pod: Pod) -> None:
         async def healthy() -> bool:
             return await pod.metric("engine_healthy") == 1

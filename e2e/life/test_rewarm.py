@@ -98,6 +98,7 @@ async def test_a_new_replica_and_a_killed_engine(stand: Life, tokens: int) -> No
     await until(on_both, "the engine that was killed is warm again")
     assert await pod.cached_tokens(TEXT, "Hello?") == tokens
     assert await pod.metric("engine_restarts_total") == 1
+    stand.remove_pod(other)
 
 
 @asynccontextmanager
