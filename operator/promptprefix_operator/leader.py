@@ -110,35 +110,12 @@ def assemble(
 
     ``after_silence``: the leader before went without a word.
     """
-    wake = asyncio.Event()
-    cluster = Cluster(wake.set)
-    salts, retention = Salts(), settings.retention
-    steady = SteadyClock(utc_now, time.monotonic)
-    sidecars = Sidecars(time.monotonic, settings.connected_seconds, wake.set, steady.now)
-    matches = Matches(steady.now, time.monotonic, wake.set, retention)
-    declarations = Declarations(lint_payload, salts, retention, matches.latest)
-    metrics.matched_versions.set_function(lambda: len(matches))
-    publication = Publication(term)
+    known = _known(settings, term)
+    metrics.matched_versions.set_function(lambda: len(known.matches))
     events = Events(api, metrics, utc_now, settings.identity)
-    controller = Controller(
-        cluster=cluster,
-        sidecars=sidecars,
-        declarations=declarations,
-        publication=publication,
-        matches=matches,
-        measures=Measures(),
-        planner=Planner,
-        metrics=metrics,
-        now=steady.now,
-        clock=time.monotonic,
-        wake=wake,
-        resync_seconds=settings.resync_seconds,
-        reconnect_seconds=SILENCE_S if after_silence else RECONNECT_S,
-        limits=settings.namespace_limits,
-        retention=retention,
-        salted=salts.routed,
-    )
-    watches = _watches(settings, api, cluster, publication, metrics, login, wake.set)
+    controller = _controller(settings, known, metrics, SILENCE_S if after_silence else RECONNECT_S)
+    cluster, publication = known.cluster, known.publication
+    watches = _watches(settings, api, cluster, publication, metrics, login, known.wake.set)
     metrics.watch_uninjected(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
     )
@@ -149,20 +126,76 @@ def assemble(
         statuses=_statuses(
             settings, api, cluster, controller, publication, events, metrics, watches
         ),
-        warnings=_warnings(cluster, sidecars, events),
+        warnings=_warnings(cluster, known.sidecars, events),
         events=events,
         control=ControlApi(
             reviewer=TokenReviewer(api, time.time, metrics.cached_tokens.set),
             access=Access(settings.namespaces, settings.router_service_accounts),
-            sidecars=sidecars,
+            sidecars=known.sidecars,
             publication=publication,
             known=lambda namespace: watches[namespace].known,
-            content=declarations.payload,
-            salt=salts.of,
-            matches=matches,
+            content=known.declarations.payload,
+            salt=known.salts.of,
+            matches=known.matches,
             metrics=metrics,
             settling=lambda: controller.settling,
         ),
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a leader knows: of the cluster, of who reports to it, and what it told them.
+
+    ``wake`` is set when any of it changes.
+    """
+
+    wake: asyncio.Event
+    steady: SteadyClock
+    cluster: Cluster
+    sidecars: Sidecars
+    matches: Matches
+    salts: Salts
+    declarations: Declarations
+    publication: Publication
+
+
+def _known(settings: Settings, term: int) -> _Known:
+    wake, salts, retention = asyncio.Event(), Salts(), settings.retention
+    steady = SteadyClock(utc_now, time.monotonic)
+    matches = Matches(steady.now, time.monotonic, wake.set, retention)
+    return _Known(
+        wake=wake,
+        steady=steady,
+        cluster=Cluster(wake.set),
+        sidecars=Sidecars(time.monotonic, settings.connected_seconds, wake.set, steady.now),
+        matches=matches,
+        salts=salts,
+        declarations=Declarations(lint_payload, salts, retention, matches.latest),
+        publication=Publication(term),
+    )
+
+
+def _controller(
+    settings: Settings, known: _Known, metrics: Metrics, reconnect_seconds: float
+) -> Controller:
+    return Controller(
+        cluster=known.cluster,
+        sidecars=known.sidecars,
+        declarations=known.declarations,
+        publication=known.publication,
+        matches=known.matches,
+        measures=Measures(),
+        planner=Planner,
+        metrics=metrics,
+        now=known.steady.now,
+        clock=time.monotonic,
+        wake=known.wake,
+        resync_seconds=settings.resync_seconds,
+        reconnect_seconds=reconnect_seconds,
+        limits=settings.namespace_limits,
+        retention=settings.retention,
+        salted=known.salts.routed,
     )
 
 

@@ -36,18 +36,8 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"promptprefix_operator_{name}", text, labels, registry=self.registry)
 
-        self.apply_to_warm = Histogram(
-            "promptprefix_apply_to_warm_seconds",
-            "From when a version of a resource is in force until it is warm on all its pods.",
-            buckets=_WARM_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.plan_seconds = Histogram(
-            "promptprefix_operator_plan_seconds",
-            "Time to observe, plan and publish once.",
-            buckets=_PLAN_BUCKETS_S,
-            registry=self.registry,
-        )
+        self.apply_to_warm = _apply_to_warm(self.registry)
+        self.plan_seconds = _plan_seconds(self.registry)
         self.plan_errors = counter(
             "plan_errors", "Plans that failed; the one before stays in force."
         )
@@ -97,6 +87,24 @@ class Metrics:
     def watch_uninjected(self, read: Callable[[], Mapping[str, int]]) -> None:
         """Report at each scrape the pods by namespace that ``read`` counts."""
         self.registry.register(_UninjectedCollector(read))
+
+
+def _apply_to_warm(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "promptprefix_apply_to_warm_seconds",
+        "From when a version of a resource is in force until it is warm on all its pods.",
+        buckets=_WARM_BUCKETS_S,
+        registry=registry,
+    )
+
+
+def _plan_seconds(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "promptprefix_operator_plan_seconds",
+        "Time to observe, plan and publish once.",
+        buckets=_PLAN_BUCKETS_S,
+        registry=registry,
+    )
 
 
 class _UninjectedCollector(Collector):
