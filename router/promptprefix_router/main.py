@@ -19,6 +19,7 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from promptprefix_router.bootstrap import write_bootstrap
+from promptprefix_router.control_link import control_client
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
@@ -29,7 +30,7 @@ from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.route_keeper import RouteKeeper
-from promptprefix_router.route_watcher import RouteWatcher, control_client
+from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.settings import RouterSettings
 
 BAD_USAGE = 2

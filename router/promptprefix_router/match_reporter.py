@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
 import httpx
 import structlog
+from pydantic import ValidationError
 
-from promptprefix.redial import nobody_leads, redial_pause
 from promptprefix.wire import (
     MATCHES_PATH,
     MAX_MATCHES,
@@ -20,14 +19,21 @@ from promptprefix.wire import (
     MatchAnswer,
     MatchReport,
 )
+from promptprefix_router.control_link import (
+    BACKOFF,
+    AnswerError,
+    Backoff,
+    Connect,
+    ControlLink,
+    StandbyError,
+    bearer,
+)
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.route_watcher import Backoff, Connect, StandbyError
 
 REPORT_INTERVAL_S = 2.0
 """Matches wait at most this long for the next report."""
 PRESENCE_INTERVAL_S = 20.0
 """Without matches the operator hears this often that there are none."""
-BACKOFF = Backoff()
 
 
 class ReportMeter(Protocol):
@@ -56,43 +62,37 @@ class MatchReporter:
         backoff: Backoff = BACKOFF,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._connect = connect
         self._token_file = token_file
         self._tenant = tenant
         self._tally = tally
         self._meter = meter
         self._wall = wall
         self._clock = clock
-        self._backoff = backoff
         self._sleep = sleep
         self._term = 0
         self._reported_at = -math.inf
-        self._failures = 0
-        self._standbys = 0
-        self._log = structlog.get_logger("matches")
+        self._link = ControlLink(
+            connect,
+            meter.reported,
+            structlog.get_logger("matches"),
+            away="matches are not reported, they are counted on",
+            back="operator takes matches again",
+            backoff=backoff,
+            sleep=sleep,
+        )
 
     async def run(self) -> None:
-        """Report for ever; every failure opens a new connection with the CA as it is then."""
-        while True:
-            try:
-                async with self._connect() as client:
-                    while True:
-                        if not await self.report(client):
-                            await self._sleep(REPORT_INTERVAL_S)
-            except StandbyError:
-                await self._sleep(self._before_redial())
-                continue
-            except (httpx.HTTPError, OSError) as error:
-                self._failed("unreachable", f"{type(error).__name__}: {error}")
-            except ValueError as error:
-                self._failed("refused", str(error))
-            self._standbys = 0
-            await self._sleep(self._backoff.delay(self._failures))
+        """Report for ever."""
+        await self._link.run(self._report_and_wait)
+
+    async def _report_and_wait(self, client: httpx.AsyncClient) -> None:
+        if not await self.report(client):
+            await self._sleep(REPORT_INTERVAL_S)
 
     async def report(self, client: httpx.AsyncClient) -> bool:
         """Report once, if it is time; return whether there is more to tell at once.
 
-        Raises `StandbyError`, `httpx.HTTPError`, `OSError` or `ValueError`.
+        Raises `StandbyError`, `AnswerError`, `httpx.HTTPError` or `OSError`.
         """
         matches = self._tally.untold(MAX_MATCHES)
         if not matches and self._clock() - self._reported_at < PRESENCE_INTERVAL_S:
@@ -107,7 +107,8 @@ class MatchReporter:
         answer = await self._post(client, report)
         self._tally.tell(matches)
         self._reported_at = self._clock()
-        self._succeeded()
+        self._meter.reported("taken")
+        self._link.answered()
         if answer.term != self._term:
             self._term = answer.term
             self._tally.repeat()
@@ -117,7 +118,7 @@ class MatchReporter:
 
     async def _post(self, client: httpx.AsyncClient, report: MatchReport) -> MatchAnswer:
         headers = {
-            "authorization": f"Bearer {self._token_file.read_text().strip()}",
+            "authorization": bearer(self._token_file),
             "content-type": "application/json",
         }
         response = await client.post(
@@ -126,26 +127,8 @@ class MatchReporter:
         if response.status_code == STANDBY_STATUS:
             raise StandbyError
         if response.status_code != httpx.codes.OK:
-            raise ValueError(f"the operator answered {response.status_code}")
-        return MatchAnswer.model_validate_json(response.content)
-
-    def _succeeded(self) -> None:
-        if self._failures:
-            self._log.info("operator takes matches again", failures=self._failures)
-        self._failures = 0
-        self._standbys = 0
-        self._meter.reported("taken")
-
-    def _before_redial(self) -> float:
-        """Return the seconds to wait before the next connection."""
-        self._standbys += 1
-        if nobody_leads(self._standbys):
-            self._failed("standby", "no operator leads: all that answer are standbys")
-        jitter = random.random()  # noqa: S311 - spreads load, hides nothing
-        return redial_pause(self._standbys, jitter)
-
-    def _failed(self, result: str, message: str) -> None:
-        self._failures += 1
-        self._meter.reported(result)
-        if self._failures == 1:
-            self._log.warning("matches are not reported, they are counted on", cause=message)
+            raise AnswerError("refused", f"the operator answered {response.status_code}")
+        try:
+            return MatchAnswer.model_validate_json(response.content)
+        except ValidationError as error:
+            raise AnswerError("refused", str(error)) from error

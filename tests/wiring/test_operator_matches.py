@@ -11,9 +11,9 @@ from pathlib import Path
 
 from promptprefix.wire import RouteTable
 from promptprefix_operator.service import Operator
+from promptprefix_router.control_link import control_client
 from promptprefix_router.match_reporter import MatchReporter
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.route_watcher import control_client
 
 from .fake_kubernetes import ApiServer
 from .operator_harness import (

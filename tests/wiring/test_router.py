@@ -17,6 +17,7 @@ from aiohttp import web
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
+from promptprefix_router.control_link import Backoff, control_client
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
@@ -24,12 +25,7 @@ from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import FingerprintMemo, Matcher
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.route_watcher import (
-    OLD_LEADER_LIMIT,
-    Backoff,
-    RouteWatcher,
-    control_client,
-)
+from promptprefix_router.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
 from promptprefix_router.routes import Routes
 
 ENDPOINT = RouteEndpoint(
