@@ -54,12 +54,15 @@ class MatchTally:
         return tuple(islice(found, most))
 
     def tell(self, matches: Iterable[Match]) -> None:
-        """Take note that the operator knows these."""
+        """Take note that the operator knows these.
+
+        A version may have left the table and come back since they were taken: it counts anew.
+        """
         for match in matches:
             count = self._counts.get(match.id)
             if count is not None:
-                count.count -= match.count
-                count.told = count.at == match.at
+                count.count = max(0, count.count - match.count)
+                count.told = not count.count and count.at <= match.at
 
     def repeat(self) -> None:
         """Take note that the operator knows nothing: the latest matches are untold again."""

@@ -57,6 +57,22 @@ def test_versions_that_leave_the_table_are_forgotten_and_unknown_ones_not_counte
     assert [match.id for match in tally.untold(9)] == ["u-2"]
 
 
+@pytest.mark.parametrize(
+    ("since", "untold"), [((), ()), (("u-1",), (Match(id="u-1", count=0, at=102.0),))]
+)
+def test_a_version_that_came_back_while_it_was_told_counts_anew(
+    tally: MatchTally, since: tuple[str, ...], untold: tuple[Match, ...]
+) -> None:
+    tally.note(("u-1",))
+    tally.note(("u-1",))
+    told = tally.untold(9)
+    tally.retain(())
+    tally.retain({"u-1"})
+    tally.note(since)
+    tally.tell(told)
+    assert tally.untold(9) == untold
+
+
 @given(st.lists(st.sampled_from(["note", "tell", "lose", "repeat"]), max_size=30))
 def test_no_match_is_lost_and_none_counts_twice(steps: list[str]) -> None:
     ticks = count(1)
