@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from promptprefix.wire import EngineState, Phase, PlacementState, Revision, SidecarState
@@ -19,11 +19,18 @@ class TooManySidecarsError(Exception):
     """No more sidecars can be remembered."""
 
 
+_Essence = tuple[EngineState, bool, tuple[PlacementState, ...]]
+
+
 @dataclass
 class Session:
-    """One pod's sidecar. ``seen`` is monotonic seconds; ``polls`` counts open questions."""
+    """One pod's sidecar. ``seen`` is monotonic seconds; ``polls`` counts open questions.
+
+    ``essence`` is what a plan depends on of the ``state``.
+    """
 
     state: SidecarState
+    essence: _Essence = field(repr=False)
     applied: Revision | None
     seen: float
     polls: int = 0
@@ -64,14 +71,16 @@ class Sidecars:
         session = self._sessions.get(pod_uid)
         before = None if session is None else session.state
         state = with_own_times(state, sent, self._date().timestamp(), before)
+        essence = _essence(state)
         if session is None:
             self._make_room()
-            self._sessions[pod_uid] = Session(state, applied, now)
+            self._sessions[pod_uid] = Session(state, essence, applied, now)
             self._changed()
             return True
-        news = not self._is_connected(session) or _essence(session.state) != _essence(state)
+        news = not self._is_connected(session) or session.essence != essence
         news = news or session.applied != applied
-        session.state, session.applied, session.seen = state, applied, now
+        session.state, session.essence = state, essence
+        session.applied, session.seen = applied, now
         if news:
             self._changed()
         return news
@@ -125,7 +134,7 @@ class Sidecars:
         del self._sessions[min(silent)[1]]
 
 
-def _essence(state: SidecarState) -> tuple[EngineState, bool, tuple[PlacementState, ...]]:
+def _essence(state: SidecarState) -> _Essence:
     """Return the report without the numbers that no plan depends on and that always move.
 
     A match is news only where it ends the rest of a prefix that was let go.
