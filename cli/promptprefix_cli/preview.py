@@ -13,13 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from promptprefix.annotations import ZONE_LABEL
+from promptprefix.budget import budget_of
 from promptprefix.fleet import Limits, Override, Pod, Prefix, Sidecar, Snapshot, Version, owner
 from promptprefix.placement import Plan, plan
 from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import Pinning, PromptPrefixStatus
 from promptprefix.roles import apart, decodes
 from promptprefix.selector import LabelSelector
-from promptprefix.tokens import estimate_tokens
 from promptprefix.wire import EngineState, SidecarState
 from promptprefix_cli.declared import Declared
 from promptprefix_cli.input_error import InputError
@@ -32,7 +32,10 @@ _NAMED = 8
 
 @dataclass(frozen=True)
 class Engines:
-    """What all pods have: KV blocks, tokens in a block, and how many blocks pins may hold."""
+    """What all pods have: KV blocks, tokens in a block, and how many blocks pins may hold.
+
+    A ``budget`` of 0 is half of all.
+    """
 
     blocks: int
     block_size: int
@@ -183,14 +186,13 @@ def preview(
     sizes = {owner(id_): each for id_, each in blocks.items()}
     return Preview(
         prefixes=tuple(_rows(prefixes, pods, sizes, made, limits)),
-        pods=tuple(_pod_rows(pods, sizes, made, int(engines.budget * limits.budget_share + 1e-9))),
+        pods=tuple(_pod_rows(pods, sizes, made, budget_of(engine, limits))),
     )
 
 
 def _prefix(index: int, declared: Declared, now: datetime) -> Prefix:
     """Return a prefix as the planner reads it; those of the same age are served in their order."""
     text, uid = declared.payload, f"{index:06d}"
-    tokens = estimate_tokens(text.system) + estimate_tokens(text.toolDefinitions)
     return Prefix(
         uid=uid,
         namespace=_text(declared.metadata, "namespace"),
@@ -198,7 +200,11 @@ def _prefix(index: int, declared: Declared, now: datetime) -> Prefix:
         generation=1,
         spec=declared.spec,
         version=Version(
-            f"{uid}-0", declared.model, declared.fingerprint, text.digest, estimated_tokens=tokens
+            f"{uid}-0",
+            declared.model,
+            declared.fingerprint,
+            text.digest,
+            estimated_tokens=text.estimated_tokens,
         ),
         created=_created(declared.metadata, now),
         warm_now=Override(),

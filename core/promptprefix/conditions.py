@@ -250,17 +250,15 @@ def _warming(outlook: Outlook) -> Verdict | None:
 
 
 def _reached(outlook: Outlook) -> Verdict:
-    spec = outlook.prefix.spec
     tokens, blocks = _size(outlook.holdings)
     text = f"Warm on {_count(len(outlook.holdings), 'pod')}: {tokens} tokens in {blocks} blocks"
     soft = outlook.unsound
-    if spec is not None and spec.pinning is Pinning.HARD and soft:
+    if outlook.prefix.pinning is Pinning.HARD and soft:
         why = _soft_reason(soft[0])
         names = _names([holding.pod for holding in soft])
         return Verdict(True, Reason.SOFT_PINNED, _cut(f"{text}, not hard-pinned on {names}: {why}"))
     how = {Pinning.HARD: "hard-pinned", Pinning.SOFT: "kept recent", Pinning.NONE: "not pinned"}
-    pinning = spec.pinning if spec is not None else Pinning.NONE
-    return Verdict(True, Reason.WARM, f"{text}, {how[pinning]}.")
+    return Verdict(True, Reason.WARM, f"{text}, {how[outlook.prefix.pinning]}.")
 
 
 _VERDICTS = (
@@ -322,7 +320,6 @@ def _problems(outlook: Outlook) -> Iterator[Problem]:
         yield from _kept_problems(outlook)
         return
     yield from outlook.obstacles
-    spec = outlook.prefix.spec
     for holding in outlook.unsound:
         state = holding.state
         if not holding.serving:
@@ -334,7 +331,7 @@ def _problems(outlook: Outlook) -> Iterator[Problem]:
         if state.phase is Phase.FAILED:
             reason = _reason(state, Reason.WARM_FAILED)
             yield Problem(pod=holding.pod, reason=reason, message=_cut(state.message))
-        elif holding.warm and not holding.pinned and spec and spec.pinning is Pinning.HARD:
+        elif holding.warm and not holding.pinned and outlook.prefix.pinning is Pinning.HARD:
             reason = _reason(state, Reason.SOFT_PINNED)
             yield Problem(pod=holding.pod, reason=reason, message=_cut(_soft_reason(holding)))
 

@@ -13,6 +13,7 @@ from promptprefix.resource import (
     MAX_PRIORITY,
     Condition,
     LintFinding,
+    Pinning,
     PromptPrefixSpec,
     VersionStatus,
 )
@@ -147,6 +148,11 @@ class Prefix:
     warm_now: Override | None = None
     unpin: Override | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def pinning(self) -> Pinning:
+        """How it is to be protected."""
+        return Pinning.NONE if self.spec is None else self.spec.pinning
 
     def salted(self, version: Version) -> bool:
         """Whether a version has a cache salt, or may have one, where only its id is remembered."""

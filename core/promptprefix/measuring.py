@@ -20,7 +20,7 @@ def measure(drafts: Sequence[Draft], dossiers: Sequence[Dossier], moved: set[Sta
     for draft, dossier in zip(drafts, dossiers, strict=True):
         station = _station(draft)
         if station is not None and dossier.current is not None:
-            tenure = Tenure(dossier.current, _pinning(draft), measured=True)
+            tenure = Tenure(dossier.current, draft.prefix.pinning, measured=True)
             placement = dossier.placement(tenure, draft.priority, draft.demand)
             draft.measure(station, placement, moved)
 
@@ -34,7 +34,7 @@ def _station(draft: Draft) -> Station | None:
     if circle is None or draft.missing <= 0 or not draft.open or _on_some(draft, circle):
         return None
     version = prefix.version
-    if version is None or not version.readable or _pinning(draft) is Pinning.NONE:
+    if version is None or not version.readable or prefix.pinning is Pinning.NONE:
         return None
     known = draft.sizes.measured(prefix, version)
     if circle.block_sizes <= known:
@@ -57,8 +57,3 @@ def _station(draft: Draft) -> Station | None:
 def _on_some(draft: Draft, circle: Circle) -> bool:
     """Whether a pod that can measure it is told to hold it anyway."""
     return any(circle.standing[each] is Standing.ELIGIBLE for each in draft.chosen)
-
-
-def _pinning(draft: Draft) -> Pinning:
-    spec = draft.prefix.spec
-    return spec.pinning if spec is not None else Pinning.NONE

@@ -11,6 +11,7 @@ from functools import cached_property
 from pydantic import BaseModel, ConfigDict, Field
 
 from promptprefix.canonical import CanonicalError, JsonValue, parse_json
+from promptprefix.tokens import estimate_tokens
 
 CONTENT_FIELDS = (
     "systemInstructions",
@@ -111,6 +112,11 @@ class Payload(BaseModel):
         """Content digest: SHA-256 (hex) of the four raw strings as one JSON object."""
         raw = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(raw.encode()).hexdigest()
+
+    @property
+    def estimated_tokens(self) -> int:
+        """Rough count of its tokens, for places without a tokenizer."""
+        return estimate_tokens(self.system) + estimate_tokens(self.toolDefinitions)
 
     @property
     def empty(self) -> bool:

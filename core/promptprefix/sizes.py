@@ -54,7 +54,7 @@ class Sizes:
     def of(self, prefix: Prefix, version: Version, station: Station) -> Footprint:
         """Return the room of a version on a pod."""
         each = station.candidate
-        if each.engine is None or prefix.spec is None or prefix.spec.pinning is Pinning.NONE:
+        if each.engine is None or prefix.pinning is Pinning.NONE:
             return NOTHING
         state = each.reported.get(version.id)
         size = size_of(state, each.engine) if state is not None else None
@@ -68,7 +68,7 @@ class Sizes:
         That is what it shares with nobody.
         """
         version = prefix.version
-        if version is None or prefix.spec is None or prefix.spec.pinning is Pinning.NONE:
+        if version is None or prefix.pinning is Pinning.NONE:
             return 0
         found = self._least.get(version.id)
         if found is None:

@@ -27,7 +27,7 @@ def declared(prefix: Prefix) -> Version | None:
 def sole(prefix: Prefix) -> tuple[Tenure, ...]:
     """Return what all chosen pods hold of a resource that has no earlier versions."""
     current = declared(prefix)
-    return () if current is None else (Tenure(current, _pinning(prefix)),)
+    return () if current is None else (Tenure(current, prefix.pinning),)
 
 
 def tenures(
@@ -47,11 +47,11 @@ def _released(draft: Draft, station: Station) -> Iterator[Tenure]:
     """Yield the declared version, whose matches are watched for, and what is not yet let go."""
     prefix = draft.prefix
     if (current := declared(prefix)) is not None:
-        yield Tenure(current, _pinning(prefix))
+        yield Tenure(current, prefix.pinning)
     for version in prefix.earlier:
         state = station.candidate.reported.get(version.id)
         if state is not None and held_there(state):
-            yield Tenure(version, _pinning(prefix), retained=True)
+            yield Tenure(version, prefix.pinning, retained=True)
 
 
 def _held(
@@ -62,7 +62,7 @@ def _held(
     retention: Retention,
 ) -> Iterator[Tenure]:
     prefix, ledger, sizes = draft.prefix, station.ledger, draft.sizes
-    wanted = _pinning(prefix)
+    wanted = prefix.pinning
     serving = declared(prefix)
     needed = serving is None or station in draft.olds
     if serving is not None:
@@ -90,7 +90,3 @@ def _unmeasured(draft: Draft, version: Version, station: Station) -> bool:
     engine = station.candidate.engine
     known = draft.sizes.measured(draft.prefix, version)
     return engine is not None and engine.block_size not in known
-
-
-def _pinning(prefix: Prefix) -> Pinning:
-    return prefix.spec.pinning if prefix.spec is not None else Pinning.NONE

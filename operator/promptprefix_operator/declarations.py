@@ -24,7 +24,6 @@ from promptprefix.history import History, rebuilt
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, LintPolicy, PromptPrefixSpec
-from promptprefix.tokens import estimate_tokens
 from promptprefix.versions import MATCH_LAG
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import Resource
@@ -325,7 +324,7 @@ def _text_of(uid: str, model: str, payload: Payload, salt: str) -> Text:
         model,
         fingerprint,
         digest,
-        estimated_tokens=estimate_tokens(payload.system) + estimate_tokens(payload.toolDefinitions),
+        estimated_tokens=payload.estimated_tokens,
         salt_digest=salted,
     )
     return Text(version, payload, None, salt)

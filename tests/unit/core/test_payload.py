@@ -138,3 +138,8 @@ def test_no_text_shows_in_repr_or_errors() -> None:
     with pytest.raises(ValidationError) as caught:
         InlineContent(systemInstructions="secret words", unknown=1)  # type: ignore[call-arg]
     assert "secret words" not in str(caught.value)
+
+
+def test_tokens_are_estimated_over_system_text_and_tools() -> None:
+    assert Payload(systemInstructions="a" * 8, defaultModeSpecs="bb").estimated_tokens == 3 + 1
+    assert Payload(toolDefinitions=f"[{TOOL}]").estimated_tokens == -(-len(TOOL) // 4) + 1
