@@ -105,46 +105,9 @@ def build_sidecar(
         authorization=_engine_authorization(settings),
         prefill_timeout_s=settings.warm_timeout_s,
     )
-    policy = Policy(
-        lease_s=settings.lease_s,
-        report_interval_s=settings.report_interval_s,
-        touch_interval_s=settings.touch_interval_s,
-        digest_check_interval_s=settings.digest_check_interval_s,
-        soft_wait_s=settings.soft_wait_s,
-        warm_chunk_tokens=settings.warm_chunk_tokens,
-    )
+    policy = _policy(settings)
     contents, salts = Contents(control), Salts(control)
-    commander = PinCommander(
-        engine,
-        settings.key_file,
-        clock,
-        lease_s=settings.lease_s,
-        prefill_timeout_s=settings.warm_timeout_s,
-    )
-    traffic = OwnTraffic(metrics)
-    prefiller = Prefiller(board, engine, commander, traffic, policy, clock)
-    toucher = Toucher(engine, prefiller, traffic)
-    desk = PinDesk(
-        board,
-        commander,
-        prefiller,
-        traffic,
-        clock,
-        lambda reason: metrics.pin_failures.labels(reason=reason).inc(),
-    )
-    executor = Executor(
-        board,
-        contents,
-        salts,
-        Renderer(engine),
-        toucher,
-        desk,
-        Offloader(board, desk, toucher, clock),
-        Provenance(engine, metrics),
-        policy,
-        clock,
-        metrics,
-    )
+    executor = _executor(settings, board, engine, contents, salts, policy, clock, metrics)
     limits = ReadinessLimits(settings.ready_timeout_s, settings.ready_settle_s)
     gate = Gate(board, limits, clock, LatchFile(settings.latch_file))
     return Sidecar(
@@ -168,6 +131,61 @@ def build_sidecar(
         metrics=metrics,
         probe_interval_s=settings.probe_interval_s,
         events=_kv_events(settings, board, salts, clock, metrics),
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    return Policy(
+        lease_s=settings.lease_s,
+        report_interval_s=settings.report_interval_s,
+        touch_interval_s=settings.touch_interval_s,
+        digest_check_interval_s=settings.digest_check_interval_s,
+        soft_wait_s=settings.soft_wait_s,
+        warm_chunk_tokens=settings.warm_chunk_tokens,
+    )
+
+
+def _executor(
+    settings: Settings,
+    board: Board,
+    engine: EngineApi,
+    contents: Contents,
+    salts: Salts,
+    policy: Policy,
+    clock: Clock,
+    metrics: Metrics,
+) -> Executor:
+    """Put together what acts on the engine."""
+    commander = PinCommander(
+        engine,
+        settings.key_file,
+        clock,
+        lease_s=settings.lease_s,
+        prefill_timeout_s=settings.warm_timeout_s,
+    )
+    traffic = OwnTraffic(metrics)
+    prefiller = Prefiller(board, engine, commander, traffic, policy, clock)
+    toucher = Toucher(engine, prefiller, traffic)
+    desk = PinDesk(
+        board,
+        commander,
+        prefiller,
+        traffic,
+        clock,
+        lambda reason: metrics.pin_failures.labels(reason=reason).inc(),
+    )
+    return Executor(
+        board,
+        contents,
+        salts,
+        Renderer(engine),
+        toucher,
+        desk,
+        Offloader(board, desk, toucher, clock),
+        Provenance(engine, metrics),
+        policy,
+        clock,
+        metrics,
     )
 
 
