@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from promptprefix_vllm.adapters import Adapter
 from promptprefix_vllm.cache import PrefixCache
@@ -16,70 +10,7 @@ from promptprefix_vllm.commands import CommandError
 from promptprefix_vllm.pins import MAX_PINS, MAX_RELEASES, PinTable
 from promptprefix_vllm.watchlist import MAX_WATCHED
 
-SIZE = 32
-
-
-@dataclass
-class FakeBlock:
-    block_id: int
-    ref_cnt: int = 0
-    is_null: bool = False
-    block_hash: bytes | None = None
-
-
-class FakePool:
-    """Caches blocks by hash, counts references, and refuses to free what nobody holds."""
-
-    def __init__(self, blocks: int = 100) -> None:
-        self.num_gpu_blocks = blocks
-        self.blocks = [FakeBlock(number) for number in range(blocks)]
-        self.freed: list[int] = []
-
-    def compute(self, names: Iterable[str]) -> tuple[bytes, ...]:
-        """Caches a chain of blocks and returns its hashes; what is cached stays where it is."""
-        hashes, chain = [], ""
-        for name in names:
-            chain += name
-            digest = chain.encode()
-            if self.get_cached_block(digest, [0]) is None:
-                self._free_block(hashes).block_hash = digest + b"|0"
-            hashes.append(digest)
-        return tuple(hashes)
-
-    def _free_block(self, chain: Sequence[bytes]) -> FakeBlock:
-        """An empty block, else one that nobody holds and that is not part of ``chain``."""
-        kept = {digest + b"|0" for digest in chain}
-        free = [b for b in self.blocks[1:] if not b.ref_cnt and b.block_hash not in kept]
-        return min(free, key=lambda block: block.block_hash is not None)
-
-    def evict(self) -> None:
-        """Other traffic takes every block that nobody holds."""
-        for block in self.blocks:
-            if not block.ref_cnt:
-                block.block_hash = None
-
-    def touch(self, blocks: Sequence[FakeBlock]) -> None:
-        for block in blocks:
-            block.ref_cnt += 1
-
-    def free_blocks(self, ordered_blocks: Iterable[FakeBlock]) -> None:
-        for block in ordered_blocks:
-            assert block.ref_cnt > 0
-            block.ref_cnt -= 1
-            self.freed.append(block.block_id)
-
-    def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[FakeBlock] | None:
-        assert groups == [0]
-        wanted = block_hash + b"|0"
-        found = [block for block in self.blocks if block.block_hash == wanted]
-        return found[:1] or None
-
-    def get_num_free_blocks(self) -> int:
-        return sum(1 for block in self.blocks[1:] if not block.ref_cnt)
-
-    def evict_blocks(self, block_ids: set[int]) -> None:
-        for number in block_ids:
-            self.blocks[number].block_hash = None
+from .fake_pool import SIZE, FakePool, hold
 
 
 @pytest.fixture
@@ -90,17 +21,6 @@ def pool() -> FakePool:
 @pytest.fixture
 def table(pool: FakePool) -> PinTable:
     return PinTable(PrefixCache(pool, SIZE), SIZE, budget_blocks=10)
-
-
-def hold(table: PinTable, name: str, hashes: Sequence[bytes], **change: float) -> None:
-    values = {"lease": 60.0, "priority": 0.0, "now": 0.0, **change}
-    table.pin(
-        name,
-        hashes,
-        lease=values["lease"],
-        priority=int(values["priority"]),
-        now=values["now"],
-    )
 
 
 def test_a_pinned_prefix_survives_pressure_and_an_unpinned_one_does_not(
@@ -343,72 +263,3 @@ def test_everything_is_bounded(pool: FakePool) -> None:
     hold(table, "0", hashes)
     table.release_all(1.0)
     assert len(table.releases) == MAX_RELEASES
-
-
-class PinMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order, our references in the pool are exactly the table's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool = FakePool(40)
-        self.table = PinTable(PrefixCache(self.pool, SIZE), SIZE, budget_blocks=8)
-        self.now = 0.0
-
-    @rule(name=st.sampled_from("pqr"), text=st.text("ab", min_size=1, max_size=6))
-    def pin(self, name: str, text: str) -> None:
-        try:
-            hold(self.table, name, self.pool.compute(text), lease=5, now=self.now)
-        except CommandError as refused:
-            if refused.reason != "BudgetExceeded":
-                raise
-
-    @rule(name=st.sampled_from("pqr"))
-    def unpin(self, name: str) -> None:
-        if self.table.get(name):
-            self.table.unpin(name, now=self.now)
-
-    @rule(name=st.sampled_from("pqr"))
-    def evict(self, name: str) -> None:
-        if self.table.get(name) or self.table.watchlist.get(name):
-            entry = self.table.evict(name, now=self.now)
-            held = {item.cached_as for pin in self.table.pins for item in pin.held}
-            for digest in entry.hashes:
-                found = self.pool.get_cached_block(digest, [0])
-                assert found is None or found[0].block_hash in held
-
-    @rule()
-    def wait(self) -> None:
-        self.now += 2
-        self.table.release_expired(self.now)
-
-    @rule()
-    def valve(self) -> None:
-        self.table.release_lowest(self.now)
-
-    @rule()
-    def reset(self) -> None:
-        self.table.release_all(self.now)
-
-    @rule()
-    def pressure(self) -> None:
-        self.pool.evict()
-
-    @rule(number=st.integers(1, 39))
-    def strip(self, number: int) -> None:
-        self.pool.blocks[number].block_hash = None
-
-    @invariant()
-    def an_id_is_pinned_or_watched(self) -> None:
-        watched = {entry.id for entry in self.table.watchlist.entries}
-        assert watched.isdisjoint(pin.id for pin in self.table.pins)
-
-    @invariant()
-    def references_are_ours(self) -> None:
-        held = {item.block.block_id for pin in self.table.pins for item in pin.held}
-        assert held == {block.block_id for block in self.pool.blocks if block.ref_cnt}
-        assert all(block.ref_cnt <= 1 for block in self.pool.blocks)
-        assert self.table.blocks_pinned == len(held) <= self.table.budget_blocks
-
-
-TestPinMachine = PinMachine.TestCase
-TestPinMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
