@@ -8,7 +8,7 @@ import pytest
 
 from promptprefix.payload import Payload
 from promptprefix.resource import OnIdle, Pinning
-from promptprefix.wire import Phase, Placement
+from promptprefix.wire import Phase, Placement, PlacementState
 
 from .fake_control import FakeControl
 from .fake_engine import BLOCK_SIZE, FakeEngine
@@ -21,6 +21,21 @@ def released(placement: Placement, how: OnIdle) -> Placement:
     return placement.model_copy(update={"release": how})
 
 
+async def wanted(control: FakeControl, pinning: Pinning = Pinning.HARD) -> Placement:
+    placement = control.placement("triage", TEXT, pinning=pinning)
+    await control.want([placement])
+    return placement
+
+
+async def warm_then_released(
+    control: FakeControl, placement: Placement, how: OnIdle
+) -> tuple[PlacementState, PlacementState]:
+    """Release a placement once it is warm; return its states before and after."""
+    warm = await control.state(placement.id)
+    await control.want([released(placement, how)])
+    return warm, await control.state(placement.id, Phase.RELEASED)
+
+
 def cached(engine: FakeEngine) -> int:
     """Tokens of the declared text that a request would find now."""
     return sum(BLOCK_SIZE for digest in engine.hashes_of(PROMPT) if digest in engine.pool.cached)
@@ -29,12 +44,9 @@ def cached(engine: FakeEngine) -> int:
 async def test_keep_unpins_and_leaves_the_blocks_to_the_engine(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path) as sidecar:
-        warm = await control.state(placement.id)
-        await control.want([released(placement, OnIdle.KEEP)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        warm, state = await warm_then_released(control, placement, OnIdle.KEEP)
         assert (state.released, state.pinned, state.reason) == (OnIdle.KEEP, Pinning.NONE, "")
         assert (state.token_digest, state.tokens) == (warm.token_digest, warm.tokens)
         assert not engine.pins()
@@ -48,12 +60,9 @@ async def test_keep_unpins_and_leaves_the_blocks_to_the_engine(
 async def test_evict_drops_the_blocks_at_once_and_being_held_warms_them_again(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path) as sidecar:
-        warm = await control.state(placement.id)
-        await control.want([released(placement, OnIdle.EVICT)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        warm, state = await warm_then_released(control, placement, OnIdle.EVICT)
         assert (state.released, state.reason) == (OnIdle.EVICT, "")
         assert cached(engine) == 0
         assert sidecar.board.snapshot.records[placement.id].hard_evictions == 0
@@ -68,12 +77,9 @@ async def test_evict_drops_the_blocks_at_once_and_being_held_warms_them_again(
 async def test_a_match_of_a_released_prefix_is_told_at_once_and_only_a_users(
     engine: FakeEngine, control: FakeControl, tmp_path: Path, how: OnIdle
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path) as sidecar:
-        await control.state(placement.id)
-        await control.want([released(placement, how)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        _, state = await warm_then_released(control, placement, how)
         assert state.last_hit is None
         reports = engine.commands().count("report")
         await until(sidecar, lambda _: engine.commands().count("report") > reports + 3)
@@ -92,8 +98,7 @@ async def test_a_match_of_a_released_prefix_is_told_at_once_and_only_a_users(
 async def test_a_soft_prefix_is_pinned_to_be_evicted(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT, pinning=Pinning.SOFT)
-    await control.want([placement])
+    placement = await wanted(control, Pinning.SOFT)
     async with running(engine, control, tmp_path):
         assert (await control.state(placement.id)).pinned is Pinning.SOFT
         await control.want([released(placement, OnIdle.EVICT)])
@@ -107,8 +112,7 @@ async def test_a_soft_prefix_without_room_for_a_pin_stays_and_says_so(
     control: FakeControl, tmp_path: Path
 ) -> None:
     engine = FakeEngine(budget=1)
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
         assert (await control.state(placement.id)).pinned is Pinning.SOFT
         await control.want([released(placement, OnIdle.EVICT)])
@@ -127,12 +131,9 @@ async def test_a_soft_prefix_without_room_for_a_pin_stays_and_says_so(
 async def test_without_a_plugin_that_evicts_it_stays_and_says_so(
     engine: FakeEngine, control: FakeControl, tmp_path: Path, words: str
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
-        warm = await control.state(placement.id)
-        await control.want([released(placement, OnIdle.EVICT)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        warm, state = await warm_then_released(control, placement, OnIdle.EVICT)
         assert (state.released, state.reason) == (OnIdle.KEEP, "NotEvictable")
         assert words in state.message
         assert not engine.pins()
@@ -160,12 +161,9 @@ async def test_blocks_that_another_pin_holds_outlive_an_eviction(
 async def test_without_a_tier_nothing_is_offloaded(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
-        warm = await control.state(placement.id)
-        await control.want([released(placement, OnIdle.OFFLOAD)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        warm, state = await warm_then_released(control, placement, OnIdle.OFFLOAD)
         assert (state.released, state.reason) == (OnIdle.KEEP, "NoOffloadTier")
         assert "KV connector" in state.message
         assert not engine.pins()
@@ -177,8 +175,7 @@ async def test_offloaded_is_what_the_tier_gave_back(
     control: FakeControl, tmp_path: Path, pinning: Pinning
 ) -> None:
     engine = FakeEngine(tier="HostConnector")
-    placement = control.placement("triage", TEXT, pinning=pinning)
-    await control.want([placement])
+    placement = await wanted(control, pinning)
     async with running(engine, control, tmp_path) as sidecar:
         warm = await control.state(placement.id)
         assert control.states[-1].engine.offload_tier == "HostConnector"
@@ -198,12 +195,9 @@ async def test_a_tier_that_lost_its_copy_leaves_the_prefix_where_it_is(
     control: FakeControl, tmp_path: Path
 ) -> None:
     engine = FakeEngine(tier="HostConnector", tier_forgets=True)
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
-        await control.state(placement.id)
-        await control.want([released(placement, OnIdle.OFFLOAD)])
-        state = await control.state(placement.id, Phase.RELEASED)
+        _, state = await warm_then_released(control, placement, OnIdle.OFFLOAD)
     assert (state.released, state.reason) == (OnIdle.KEEP, "NoOffloadTier")
     assert "HostConnector" in state.message
 
@@ -211,8 +205,7 @@ async def test_a_tier_that_lost_its_copy_leaves_the_prefix_where_it_is(
 async def test_a_restarted_sidecar_evicts_what_it_finds(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
         await control.state(placement.id)
     await control.want([released(placement, OnIdle.EVICT)])
@@ -290,8 +283,7 @@ async def test_the_tokens_of_what_was_never_held_are_asked_for_and_nothing_else(
 async def test_after_a_restart_nobody_counts_matches_of_what_is_released(
     engine: FakeEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
+    placement = await wanted(control)
     async with running(engine, control, tmp_path):
         assert (await control.state(placement.id)).counted
         await control.want([released(placement, OnIdle.KEEP)])

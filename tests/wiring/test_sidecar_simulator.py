@@ -81,26 +81,31 @@ def whole(state: PlacementState) -> bool:
     return state.pinned is Pinning.HARD and state.resident_tokens == state.tokens > 0
 
 
+@contextlib.asynccontextmanager
+async def warm(
+    engine: SimulatedEngine, control: FakeControl, folder: Path, salt: str = ""
+) -> AsyncIterator[tuple[PlacementState, httpx.AsyncClient]]:
+    """Give the state of a prefix that has become whole, and a client of its users."""
+    placement = control.placement("triage", TEXT, salt=salt)
+    await control.want([placement])
+    async with beside(engine, control, folder), simulator_client(engine) as users:
+        yield await control.state(placement.id, where=whole), users
+
+
 async def test_a_pinned_prefix_outlives_noise_and_its_users_are_seen(
     simulated: SimulatedEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
-    async with beside(simulated, control, tmp_path), simulator_client(simulated) as users:
-        found = await control.state(placement.id, where=whole)
+    async with warm(simulated, control, tmp_path) as (found, users):
         await noise(users)
         assert await chat(users) == found.tokens
-        await control.state(placement.id, where=lambda state: state.last_hit is not None)
+        await control.state(found.id, where=lambda state: state.last_hit is not None)
 
 
 @pytest.mark.parametrize("loss", ["restart", "crash", "reset"])
 async def test_what_an_engine_loses_is_warmed_again(
     simulated: SimulatedEngine, control: FakeControl, tmp_path: Path, loss: str
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
-    async with beside(simulated, control, tmp_path), simulator_client(simulated) as users:
-        found = await control.state(placement.id, where=whole)
+    async with warm(simulated, control, tmp_path) as (found, users):
         if loss == "restart":
             simulated.restart()
         elif loss == "crash":
@@ -117,10 +122,7 @@ async def test_what_an_engine_loses_is_warmed_again(
 async def test_a_sleeping_engine_is_left_alone_and_warmed_after_it_wakes(
     simulated: SimulatedEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
-    async with beside(simulated, control, tmp_path), simulator_client(simulated) as users:
-        found = await control.state(placement.id, where=whole)
+    async with warm(simulated, control, tmp_path) as (found, users):
         await users.post("/sleep?level=1")
         await control.reported(lambda state: state.engine.asleep)
         # A report may have come just after it fell asleep; a warm-up would have a long prompt.
@@ -128,7 +130,7 @@ async def test_a_sleeping_engine_is_left_alone_and_warmed_after_it_wakes(
         assert all(len(each.prompt_token_ids) == 1 for each in waiting)
         await users.post("/wake_up")
         await control.reported(lambda state: not state.engine.asleep)
-        await control.state(placement.id, where=whole)
+        await control.state(found.id, where=whole)
         assert await chat(users) == found.tokens
 
 
@@ -146,10 +148,7 @@ async def test_an_engine_that_fails_now_and_then_gets_warm_all_the_same(
 async def test_a_salted_prefix_shares_no_block_with_others(
     simulated: SimulatedEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT, salt=SALT)
-    await control.want([placement])
-    async with beside(simulated, control, tmp_path), simulator_client(simulated) as users:
-        found = await control.state(placement.id, where=whole)
+    async with warm(simulated, control, tmp_path, salt=SALT) as (found, users):
         assert await chat(users) == 0
         assert await chat(users, cache_salt=SALT) == found.tokens
 
@@ -157,14 +156,12 @@ async def test_a_salted_prefix_shares_no_block_with_others(
 async def test_an_evicted_prefix_is_gone_and_its_next_user_is_told(
     simulated: SimulatedEngine, control: FakeControl, tmp_path: Path
 ) -> None:
-    placement = control.placement("triage", TEXT)
-    await control.want([placement])
-    async with beside(simulated, control, tmp_path), simulator_client(simulated) as users:
-        held = await control.state(placement.id, where=whole)
+    async with warm(simulated, control, tmp_path) as (held, users):
+        (placement,) = control.placements
         await control.want([placement.model_copy(update={"release": OnIdle.EVICT})])
-        released = await control.state(placement.id, Phase.RELEASED)
+        released = await control.state(held.id, Phase.RELEASED)
         assert released.released is OnIdle.EVICT
         assert await chat(users) == 0
-        await control.state(placement.id, Phase.RELEASED, lambda state: state.last_hit is not None)
+        await control.state(held.id, Phase.RELEASED, lambda state: state.last_hit is not None)
         await control.want([placement])
-        assert (await control.state(placement.id, where=whole)).tokens == held.tokens
+        assert (await control.state(held.id, where=whole)).tokens == held.tokens
