@@ -21,6 +21,7 @@ from typing import Any
 
 from e2e.engine.client import EngineClient
 from e2e.engine.server import BLOCK_SIZE, EngineOptions, running_engine
+from e2e.engine.token_prompts import tokens
 
 REPORT = Path("build/noise.json")
 BLOCKS = 128
@@ -30,11 +31,6 @@ PREFIX_BLOCKS = 40
 USERS = 4
 
 Json = dict[str, Any]
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Return a prompt; those of different seeds share no block."""
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def noise(seed: int, times: float) -> list[list[int]]:

@@ -25,6 +25,7 @@ import httpx
 
 from e2e.engine.client import EngineClient
 from e2e.engine.server import BLOCK_SIZE, SERVED_MODEL, EngineOptions, RunningEngine, running_engine
+from e2e.engine.token_prompts import tokens
 
 REPORT = Path("build/ttft.json")
 BLOCKS = 512
@@ -36,11 +37,6 @@ PERCENTILE = 90
 
 Json = dict[str, Any]
 _SEEDS = itertools.count(10_000)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Return a prompt; those of different seeds share no block."""
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def first_token(http: httpx.Client) -> float:

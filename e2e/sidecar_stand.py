@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,22 +12,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import httpx
+
 from e2e.cache import cache_root
 from e2e.engine.environment import ensure_environment
 from e2e.engine.model import ensure_model
-from e2e.engine.server import PLUGIN, EngineOptions, engine_arguments, engine_environment
+from e2e.engine.server import (
+    PLUGIN,
+    EngineOptions,
+    engine_arguments,
+    engine_environment,
+    free_port,
+)
+from e2e.exposition import total
 
 START_S = 240.0
 
 
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -116,6 +118,13 @@ def start_sidecar(
             stderr=subprocess.STDOUT,
         )
     return process, port
+
+
+async def sidecar_metric(port: int, name: str, /, **labels: str) -> float:
+    """Return the sum of the sidecar's series of that name and these labels."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+    return total(page, f"promptprefix_sidecar_{name}", **labels)
 
 
 @contextlib.contextmanager

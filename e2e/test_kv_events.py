@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ import zmq
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
+from e2e.engine.token_prompts import tokens
 from e2e.fake_operator import FakeOperator
-from e2e.sidecar_stand import START_S, Engine, engine_in, start_sidecar, tell
+from e2e.sidecar_stand import START_S, Engine, engine_in, sidecar_metric, start_sidecar, tell
+from e2e.waiting import until
 from promptprefix.payload import Payload
 from promptprefix.resource import Pinning
 from promptprefix.wire import Placement, PlacementState, SidecarState
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.timeout(900)
 
 BLOCK = 32
 HOUR = "3600"
+SOON_S = 60.0
 TRIAGE = Payload(systemInstructions="You sort support requests by urgency and team. " * 60)
 SALT = "tenant-a-secret"
 
@@ -85,9 +87,7 @@ class Stand:
     async def press(self) -> None:
         """Send other traffic of three times the cache's size."""
         for number in range(6):
-            await self.complete(
-                [300 + (number * 1009 + place * 31) % 7000 for place in range(2048)]
-            )
+            await self.complete(tokens(number, 2048))
 
     async def reset(self) -> None:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
@@ -133,41 +133,29 @@ async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand
 
 
 async def until_healthy(engine: Engine) -> None:
-    async with asyncio.timeout(START_S), httpx.AsyncClient(trust_env=False) as client:
-        while True:
+    async def healthy() -> bool:
+        async with httpx.AsyncClient(trust_env=False) as client:
             with contextlib.suppress(httpx.HTTPError):
-                if (await client.get(f"{engine.url}/health")).is_success:
-                    return
-            await asyncio.sleep(0.5)
+                return (await client.get(f"{engine.url}/health")).is_success
+        return False
 
-
-async def page(port: int) -> str:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        return (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-
-
-async def metric(port: int, name: str) -> float:
-    lines = re.findall(
-        rf"^promptprefix_sidecar_{name}(?:\{{.*\}})? (\S+)$", await page(port), re.MULTILINE
-    )
-    return sum(map(float, lines))
+    await until(healthy, "the engine is healthy", START_S, 0.5)
 
 
 async def until_metric(port: int, name: str, value: float) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            if await metric(port, name) == value:
-                return
-            await asyncio.sleep(0.1)
+    async def reached() -> bool:
+        return await sidecar_metric(port, name) == value
+
+    await until(reached, f"{name} is {value:g}", SOON_S, 0.1)
 
 
 async def until_evicted(port: int, before: float) -> None:
     """Noise may evict it more than once: it is warmed again while the noise goes on."""
-    async with asyncio.timeout(60):
-        while True:
-            if await metric(port, "premature_evictions_total") > before:
-                return
-            await asyncio.sleep(0.1)
+
+    async def evicted() -> bool:
+        return await sidecar_metric(port, "premature_evictions_total") > before
+
+    await until(evicted, "it is evicted", SOON_S, 0.1)
 
 
 async def warm(stand: Stand, placement: Placement) -> PlacementState:
@@ -184,21 +172,21 @@ async def test_residency_follows_prefill_eviction_and_reset(stand: Stand) -> Non
         state = await warm(stand, placement)
         assert state.tokens == state.resident_tokens >= 512
         await until_metric(port, "kv_events_index_blocks", state.tokens // BLOCK)
-        assert await metric(port, "premature_evictions_total") == 0
+        assert await sidecar_metric(port, "premature_evictions_total") == 0
 
         await stand.press()
         await until_evicted(port, 0)
         await stand.operator.until(lambda s: _is_warm(s, placement), 60)
         assert await stand.cached_tokens("Where is my parcel?") == state.tokens
 
-        evictions = await metric(port, "premature_evictions_total")
+        evictions = await sidecar_metric(port, "premature_evictions_total")
         await stand.reset()
         await until_evicted(port, evictions)
         # A second loss so soon after the first is warmed after a pause.
         await stand.operator.until(lambda s: _is_warm(s, placement), 150)
         assert await stand.cached_tokens("Hello") == state.tokens
-        assert await metric(port, "kv_events_gaps_total") == 0
-        assert await metric(port, "kv_events_unknown_total") == 0
+        assert await sidecar_metric(port, "kv_events_gaps_total") == 0
+        assert await sidecar_metric(port, "kv_events_unknown_total") == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -211,7 +199,7 @@ async def test_a_sidecar_that_starts_later_asks_the_engine_to_tell_of_the_blocks
     with stand.sidecar("later", PROMPTPREFIX_TOUCH_INTERVAL_S="1") as port:
         state = await warm(stand, placement)
         await until_metric(port, "kv_events_index_blocks", state.tokens // BLOCK)
-        assert await metric(port, "premature_evictions_total") == 0
+        assert await sidecar_metric(port, "premature_evictions_total") == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")

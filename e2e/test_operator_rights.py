@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from e2e import waiting
 from e2e.cluster import Cluster
 from e2e.operator_stand import (
     OPERATOR,
@@ -61,9 +62,10 @@ def grant(server: Cluster, namespace: str) -> None:
 
 
 async def eventually(running: Operator, series: str, value: float) -> None:
-    async with asyncio.timeout(40):
-        while await running.metric(series) != value:  # noqa: ASYNC110 - another process's
-            await asyncio.sleep(0.1)
+    async def reached() -> bool:
+        return await running.metric(series) == value
+
+    await waiting.until(reached, f"{series} is {value:g}", 40, 0.1)
 
 
 async def test_a_namespace_that_cannot_be_read_is_told_and_blocks_no_other(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from e2e.engine.token_prompts import tokens
 from e2e.fake_operator import FakeOperator, phase_of
-from e2e.sidecar_stand import START_S, Engine, engine_in, start_sidecar, tell
+from e2e.sidecar_stand import START_S, Engine, engine_in, sidecar_metric, start_sidecar, tell
+from e2e.waiting import until
 from promptprefix.payload import Payload
 from promptprefix.resource import Pinning
 from promptprefix.wire import HARD_PINS, Phase, Placement, PlacementState
@@ -24,6 +25,8 @@ from promptprefix.wire import HARD_PINS, Phase, Placement, PlacementState
 pytestmark = pytest.mark.timeout(900)
 
 MAX_RSS_MB = 90.0
+LONG_S = 120.0
+POLL_S = 0.2
 TOOLS = (
     '[{"type":"function","function":{"name":"lookup","description":"Finds an order",'
     '"parameters":{"type":"object","properties":{"zip":{"type":"string"},"age":{"minimum":1.0}}}}}]'
@@ -74,8 +77,7 @@ class Stand:
         """Send other traffic of three times the cache's size."""
         async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
             for number in range(6):
-                prompt = [300 + (number * 1009 + place * 31) % 7000 for place in range(2048)]
-                body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
+                body = {"model": "demo", "prompt": tokens(number, 2048), "max_tokens": 1}
                 (
                     await client.post(f"{self.engine.url}/v1/completions", json=body)
                 ).raise_for_status()
@@ -144,16 +146,16 @@ async def test_pins_are_held_and_renewed_while_the_operator_is_away(
             )
             warm = await operator.warm(placement)
             assert warm.pinned is Pinning.HARD
-        commands = await _metric(port, "own_prompt_tokens_total")
+        commands = await sidecar_metric(port, "own_prompt_tokens_total")
 
         async def outlasted() -> bool:
             # A report a second and three renewals a lease, of one token each: over one lease.
-            return await _metric(port, "own_prompt_tokens_total") > commands + 25
+            return await sidecar_metric(port, "own_prompt_tokens_total") > commands + 25
 
-        await _eventually(outlasted)
+        await until(outlasted, "the lease is outlasted", LONG_S, POLL_S)
         await stand.press()
         assert await stand.cached_tokens(TRANSLATION, "Guten Tag") == warm.tokens
-        assert await _metric(port, "sync_errors_total") > 0
+        assert await sidecar_metric(port, "sync_errors_total") > 0
     finally:
         stand.sidecar.send_signal(signal.SIGCONT)
         if process is not None:
@@ -204,7 +206,7 @@ async def test_a_killed_engine_is_warmed_again(stand: Stand) -> None:
     assert after.pinned is Pinning.HARD
     assert await stand.cached_tokens(TRIAGE, "Hello") == after.tokens
     await _until_ready(stand, 200)
-    assert await _metric(stand.port, "engine_restarts_total") == 1
+    assert await sidecar_metric(stand.port, "engine_restarts_total") == 1
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -235,19 +237,4 @@ async def _until_ready(stand: Stand, status: int) -> None:
     async def answers() -> bool:
         return (await stand.get("/readyz")).status_code == status
 
-    await _eventually(answers)
-
-
-async def _eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.2)
-
-
-async def _metric(port: int, name: str) -> float:
-    async with httpx.AsyncClient(trust_env=False) as client:
-        page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-    lines = re.findall(rf"^promptprefix_sidecar_{name}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
-    return sum(map(float, lines))
+    await until(answers, f"/readyz answers {status}", LONG_S, POLL_S)

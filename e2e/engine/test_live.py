@@ -17,6 +17,7 @@ import pytest
 
 from e2e.engine.client import EngineClient
 from e2e.engine.server import BLOCK_SIZE, MAX_MODEL_LEN, RunningEngine, running_engine
+from e2e.engine.token_prompts import tokens
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -27,11 +28,6 @@ WAIT_SECONDS = 60.0
 
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Prompts of different seeds share no block; ids of special tokens are left out."""
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def eventually(condition: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ from e2e.engine.adapter import ensure_adapter
 from e2e.engine.client import EngineClient
 from e2e.engine.environment import ensure_environment
 from e2e.engine.server import BLOCK_SIZE, EngineOptions, RunningEngine, running_engine
+from e2e.engine.token_prompts import tokens
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -28,11 +29,6 @@ VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1
 
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Prompts of different seeds share no block; ids of special tokens are left out."""
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def chat(prefix: list[int], seed: int) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from e2e.engine.client import EngineClient
 from e2e.engine.environment import ensure_environment
 from e2e.engine.server import BLOCK_SIZE, EngineOptions, RunningEngine, running_engine
+from e2e.engine.token_prompts import tokens
 from e2e.engine.window_model import WINDOW, ensure_window_model
 
 pytestmark = pytest.mark.timeout(900)
@@ -20,10 +21,6 @@ HEAD = BLOCKS * BLOCK_SIZE
 
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def survives_noise(engine: RunningEngine) -> int:

@@ -34,6 +34,7 @@ from e2e.engine.server import (
     free_port,
     running_server,
 )
+from e2e.engine.token_prompts import tokens
 from promptprefix_sidecar.engine_api import EngineApi, EngineError
 
 HEAD = 20 * BLOCK_SIZE
@@ -59,10 +60,6 @@ class Row:
 
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]
 
 
 def chat(seed: int, turn: int) -> list[int]:

@@ -20,7 +20,10 @@ from typing import Any
 
 import httpx
 
+from e2e import waiting
 from e2e.cluster import Cluster
+from e2e.engine.server import free_port
+from e2e.engine.token_prompts import tokens
 from e2e.operator_stand import (
     SYSTEM,
     Operator,
@@ -34,7 +37,7 @@ from e2e.operator_stand import (
     token,
 )
 from e2e.router.stack import RouterStack, public_folder
-from e2e.sidecar_stand import START_S, Engine, engine_in, free_port, start_sidecar
+from e2e.sidecar_stand import START_S, Engine, engine_in, sidecar_metric, start_sidecar
 from promptprefix.wire import AUDIENCE
 
 Json = dict[str, Any]
@@ -75,15 +78,7 @@ class Pod:
 
     async def metric(self, name: str, /, **labels: str) -> float:
         """Return the sum of the sidecar's series of that name and these labels."""
-        async with httpx.AsyncClient(trust_env=False) as client:
-            page = (await client.get(f"http://{LOOPBACK}:{self.sidecar_port}/metrics")).text
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(line.rpartition(" ")[2])
-            for line in page.splitlines()
-            if line.startswith((f"promptprefix_sidecar_{name} ", f"promptprefix_sidecar_{name}{{"))
-            and all(each in line for each in wanted)
-        )
+        return await sidecar_metric(self.sidecar_port, name, **labels)
 
     async def post(self, path: str, body: Json | None = None) -> Json:
         async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
@@ -100,8 +95,8 @@ class Pod:
     async def press(self) -> None:
         """Send other traffic of three times the cache's size."""
         for number in range(6):
-            prompt = [300 + (number * 1009 + place * 31) % 7000 for place in range(2048)]
-            await self.post("/v1/completions", {"model": "demo", "prompt": prompt, "max_tokens": 1})
+            body = {"model": "demo", "prompt": tokens(number, 2048), "max_tokens": 1}
+            await self.post("/v1/completions", body)
 
 
 @dataclass(frozen=True)
@@ -260,16 +255,14 @@ class Life:
 async def until(
     condition: Callable[[], Awaitable[bool]], what: str, within: float = WAIT_S
 ) -> None:
-    """Return when the condition holds; other processes bring it about, so it is asked again."""
-    try:
-        async with asyncio.timeout(within):
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    if await condition():
-                        return
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise AssertionError(f"not within {within:g} s: {what}") from None
+    """Return when the condition holds; while what it asks does not answer, it does not hold."""
+
+    async def holds() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return await condition()
+        return False
+
+    await waiting.until(holds, what, within, 0.2)
 
 
 @contextlib.asynccontextmanager

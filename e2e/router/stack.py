@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,11 @@ from typing import Any, Self
 import envoy
 import httpx
 
+from e2e.exposition import total
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
 from e2e.sidecar_stand import Control
+from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint, RoutePrefix
 
 TENANT = "ml"
@@ -28,7 +29,6 @@ MODEL = "fake/model"
 NOBODY = 65534
 START_S = 20.0
 DECISION_TIMEOUT_MS = 2000
-POLL_S = 0.02
 
 
 def free_ports(count: int) -> list[int]:
@@ -41,18 +41,6 @@ def free_ports(count: int) -> list[int]:
     finally:
         for item in sockets:
             item.close()
-
-
-async def until(
-    condition: Callable[[], Awaitable[bool]], what: str, within: float = START_S
-) -> None:
-    """Return when ``condition`` holds; raise `AssertionError` when it does not in time."""
-    try:
-        async with asyncio.timeout(within):
-            while not await condition():  # noqa: ASYNC110 - another process has no Event
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise AssertionError(f"not within {within} s: {what}") from None
 
 
 @contextmanager
@@ -191,12 +179,12 @@ class RouterStack:
     async def metric(self, name: str, **labels: str) -> float:
         """Return a metric of the picker; 0 if it is absent."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        return _sample((await self.client.get(url)).text, name, labels)
+        return total((await self.client.get(url)).text, name, **labels)
 
     async def stat(self, name: str, **labels: str) -> float:
         """Return a statistic of Envoy, as Prometheus scrapes it; 0 if it is absent."""
         url = f"http://127.0.0.1:{self.stats_port}/stats/prometheus"
-        return _sample((await self.client.get(url)).text, name, labels)
+        return total((await self.client.get(url)).text, name, **labels)
 
     async def _python(self, command: str) -> Process:
         return await asyncio.create_subprocess_exec(
@@ -219,13 +207,3 @@ def _chosen(health: dict[str, Any]) -> bool:
     return health.get("eds_health_status") == "HEALTHY" and not health.get(
         "failed_active_health_check", False
     )
-
-
-def _sample(text: str, name: str, labels: dict[str, str]) -> float:
-    found = [
-        float(line.rpartition(" ")[2])
-        for line in text.splitlines()
-        if re.match(rf"{name}[ {{]", line)
-        and all(f'{label}="{value}"' in line for label, value in labels.items())
-    ]
-    return sum(found)

@@ -17,7 +17,8 @@ from e2e.router.samples import (
     prefix,
     undeclared,
 )
-from e2e.router.stack import DECISION_TIMEOUT_MS, RouterStack, until
+from e2e.router.stack import DECISION_TIMEOUT_MS, RouterStack
+from e2e.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -20,7 +20,8 @@ from e2e.router.samples import (
     prefix,
     undeclared,
 )
-from e2e.router.stack import RouterStack, until
+from e2e.router.stack import RouterStack
+from e2e.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -19,7 +19,8 @@ from e2e.router.samples import (
     prefix,
     undeclared,
 )
-from e2e.router.stack import MODEL, RouterStack, until
+from e2e.router.stack import MODEL, RouterStack
+from e2e.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 

@@ -124,8 +124,3 @@ def _simulator(
         finally:
             process.terminate()
             process.wait(START_SECONDS)
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Return a prompt; those of different seeds share no block and no special token."""
-    return [300 + (seed * 1009 + number * 31) % 7000 for number in range(count)]

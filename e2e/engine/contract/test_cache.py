@@ -10,8 +10,9 @@ import pytest
 
 from e2e.engine.client import Json
 from e2e.engine.contract.contract_client import ContractClient
-from e2e.engine.contract.subject import ADAPTER, Subject, tokens
+from e2e.engine.contract.subject import ADAPTER, Subject
 from e2e.engine.server import BLOCK_SIZE, BLOCKS
+from e2e.engine.token_prompts import tokens
 from e2e.simulator.engine_core import EngineCore
 from e2e.simulator.options import SimulatorOptions
 from e2e.simulator.sim_request import SamplingParams, SimRequest

@@ -11,8 +11,9 @@ import pytest
 import zmq
 
 from e2e.engine.contract.contract_client import ContractClient
-from e2e.engine.contract.subject import ADAPTER, Subject, tokens
+from e2e.engine.contract.subject import ADAPTER, Subject
 from e2e.engine.server import BLOCK_SIZE
+from e2e.engine.token_prompts import tokens
 
 pytestmark = pytest.mark.timeout(300)
 

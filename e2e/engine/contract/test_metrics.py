@@ -7,8 +7,8 @@ import re
 import pytest
 
 from e2e.engine.contract.contract_client import ContractClient
-from e2e.engine.contract.subject import tokens
 from e2e.engine.server import BLOCK_SIZE, BLOCKS
+from e2e.engine.token_prompts import tokens
 from e2e.simulator.engine_core import EngineCore
 from e2e.simulator.exposition import page
 from e2e.simulator.options import SimulatorOptions

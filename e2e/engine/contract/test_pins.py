@@ -6,8 +6,9 @@ import pytest
 
 from e2e.engine.client import Json
 from e2e.engine.contract.contract_client import ContractClient
-from e2e.engine.contract.subject import ADAPTER, tokens
+from e2e.engine.contract.subject import ADAPTER
 from e2e.engine.server import BLOCK_SIZE, BLOCKS
+from e2e.engine.token_prompts import tokens
 
 pytestmark = pytest.mark.timeout(300)
 

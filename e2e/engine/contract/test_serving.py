@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from e2e.engine.contract.contract_client import ContractClient
-from e2e.engine.contract.subject import ADAPTER, Subject, tokens
+from e2e.engine.contract.subject import ADAPTER, Subject
 from e2e.engine.server import BLOCK_SIZE, MAX_MODEL_LEN
+from e2e.engine.token_prompts import tokens
 
 pytestmark = pytest.mark.timeout(300)
 
