@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from promptprefix_operator.service import Operator
 from promptprefix_operator.settings import Settings
 
 from .fake_kubernetes import ApiServer
+from .operator_harness import until
 
 LEASES = "coordination.k8s.io/v1/leases"
 HOOKS = "admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -134,12 +135,6 @@ async def probe(of: Replica, path: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{of.operator.ports.metrics}{path}"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return answer.status, await answer.text()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - the mock has no event for it
-            await asyncio.sleep(0.01)
 
 
 def published(api: ApiServer) -> bool:
