@@ -132,7 +132,11 @@ def _give(
 def plan(
     files: Files,
     blocks: Annotated[
-        int, typer.Option(min=2, help="KV blocks of each engine (vLLM logs the number at start).")
+        int,
+        typer.Option(
+            min=2,
+            help="KV blocks of each engine: its KV cache, which vLLM logs in tokens, over --block-size.",
+        ),
     ],
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
     budget: Annotated[
@@ -163,7 +167,7 @@ def plan(
     members = made_up_pods(declared, pods, zones) if pods else found
     if not members:
         _fail([InputError("", "", "no pods: give their manifests with -f, or --pods N")])
-    engines = Engines(blocks, block_size, budget or blocks // 2)
+    engines = Engines(blocks, block_size, budget)
     limits = Limits(budget_share, max_priority)
     made = preview(declared, members, engines, limits, datetime.now(UTC))
     typer.echo(preview_report(made, output), nl=False)
