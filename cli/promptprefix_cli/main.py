@@ -135,7 +135,7 @@ def plan(
         int,
         typer.Option(
             min=2,
-            help="KV blocks of each engine: its KV cache, which vLLM logs in tokens, over --block-size.",
+            help="KV blocks of each engine: vLLM logs the tokens of its cache; over --block-size.",
         ),
     ],
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block.")] = 16,
