@@ -149,10 +149,6 @@ class SeenPin:
     view: PinView
     seen_at: float
 
-    def lease_left(self, now: float) -> float:
-        """Return the seconds until the lease runs out."""
-        return self.view.lease_left_s - (now - self.seen_at)
-
 
 @dataclass(frozen=True)
 class PinReport:
