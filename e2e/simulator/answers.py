@@ -14,7 +14,7 @@ DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]
 
 
-def usage(prompts: Sequence[SimRequest], sequences: Sequence[SimRequest], details: bool) -> Json:
+def usage(prompts: Sequence[SimRequest], sequences: Sequence[SimRequest]) -> Json:
     """Sum up; with several choices of one prompt it counts once."""
     prompt_tokens = sum(each.num_prompt_tokens for each in prompts)
     completion = sum(len(each.output_token_ids) for each in sequences)
@@ -27,9 +27,7 @@ def usage(prompts: Sequence[SimRequest], sequences: Sequence[SimRequest], detail
             "cached_tokens": cached,
             "created_cache_tokens": None,
             "multimodal_tokens": None,
-        }
-        if details
-        else None,
+        },
         "completion_tokens_details": None,
     }
 

@@ -109,7 +109,7 @@ class Api:
             case "/v1/chat/completions":
                 chat = read(ChatBody, question.content_type, question.content)
                 return await self._generated(self._generator.chat(chat))
-        if self._engine.options.runtime_lora and question.path.endswith("_lora_adapter"):
+        if question.path.endswith("_lora_adapter"):
             return self._adapter(question)
         return self._develop(question)
 

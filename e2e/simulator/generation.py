@@ -136,8 +136,9 @@ class Generator:
         yield b"application/json"
         word = answers.chat if job.is_chat else answers.completion
         model = job.body.model or self._engine.options.model
+        use = answers.usage(job.prompts, job.sequences)
         body = word(
-            job.name, model, job.created, job.sequences, self._usage(job), parameters,
+            job.name, model, job.created, job.sequences, use, parameters,
             token_ids=job.body.return_token_ids,
         )  # fmt: skip
         yield json.dumps(body, separators=(",", ":")).encode()
@@ -189,7 +190,7 @@ class Generator:
                 task.cancel()
             await asyncio.gather(*feeding, return_exceptions=True)
         if wants_usage:
-            use = self._usage(job)
+            use = answers.usage(job.prompts, job.sequences)
             yield answers.usage_chunk(job.name, model, job.created, use, is_chat=job.is_chat)
         yield answers.DONE
 
@@ -202,7 +203,3 @@ class Generator:
                     queue.put_nowait((index, result))
         finally:
             queue.put_nowait((index, None))
-
-    def _usage(self, job: _Job) -> answers.Json:
-        details = self._engine.options.prompt_tokens_details
-        return answers.usage(job.prompts, job.sequences, details)

@@ -68,13 +68,11 @@ class SimulatorOptions:
     max_num_seqs: int = 16
     max_batched_tokens: int = 4096
     enable_prefix_caching: bool = True
-    prompt_tokens_details: bool = True
     key: bytes = field(default=b"", repr=False)
     plugin: bool = True
     pin_budget: float = 0.5
     hold_seconds: float = 30.0
     dev_mode: bool = True
-    runtime_lora: bool = True
     adapters: tuple[Adapter, ...] = ()
     events: bool = False
     topic: str = "kv"

@@ -86,10 +86,6 @@ class SimulatedEngine:
         """Let the next requests that the fault fits go wrong."""
         self._faults.append(fault)
 
-    def heal(self) -> None:
-        """Forget faults that have not happened yet."""
-        self._faults.clear()
-
     def take_fault(self, path: str) -> Fault | None:
         """Return what shall go wrong with a request, counting it."""
         found = next((each for each in self._faults if path.startswith(each.path)), None)

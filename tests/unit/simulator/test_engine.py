@@ -79,7 +79,9 @@ async def test_a_late_answer_is_a_timeout_and_aborts_the_request() -> None:
     [
         (Fault("/health", drop=True), httpx.RemoteProtocolError),
         (Fault("/health", hang=True), httpx.ReadTimeout),
+        (Fault("/health", delay_s=3600), httpx.ReadTimeout),
         (Fault("/health", status=500), None),
+        (Fault("/health", status=500, times=2), None),
     ],
 )
 async def test_faults_happen_as_often_as_asked(fault: Fault, error: type[Exception] | None) -> None:
@@ -87,11 +89,12 @@ async def test_faults_happen_as_often_as_asked(fault: Fault, error: type[Excepti
     engine.fail(fault)
     async with simulator_client(engine, timeout_s=0.05) as client:
         assert (await client.get("/version")).status_code == 200
-        if error is None:
-            assert (await client.get("/health")).status_code == 500
-        else:
-            with pytest.raises(error):
-                await client.get("/health")
+        for _ in range(fault.times):
+            if error is None:
+                assert (await client.get("/health")).status_code == 500
+            else:
+                with pytest.raises(error):
+                    await client.get("/health")
         assert (await client.get("/health")).status_code == 200
 
 
