@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.kube_admin import Json, KubeAdmin
+from e2e.nodeless_pod import pod_manifest, running_status
 from promptprefix.wire import AUDIENCE
 
 TOKEN_SECONDS = 7200
@@ -31,11 +32,11 @@ async def make_pods(admin: KubeAdmin, namespace: str, count: int, teams: int) ->
     """Create running pods with addresses, spread over zones and teams, and their tokens."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     made = await admin.send_all(
-        ("POST", pods, _pod(index, teams), "application/json") for index in range(count)
+        ("POST", pods, _pod(namespace, index, teams), "application/json") for index in range(count)
     )
     names = [(each["metadata"]["name"], each["metadata"]["uid"]) for each in made]
     await admin.send_all(
-        ("PATCH", f"{pods}/{name}/status", _running(index), MERGE)
+        ("PATCH", f"{pods}/{name}/status", running_status(_address(index)), MERGE)
         for index, (name, _) in enumerate(names)
     )
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts/vllm/token"
@@ -52,38 +53,13 @@ def _address(index: int) -> str:
     return f"10.20.{index // 250}.{index % 250 + 1}"
 
 
-def _pod(index: int, teams: int) -> Json:
-    limits = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+def _pod(namespace: str, index: int, teams: int) -> Json:
     labels = {
         "app": "fleet",
         "team": team(index, teams),
         "topology.kubernetes.io/zone": f"zone-{index % 3}",
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"fleet-{index}", "labels": labels},
-        "spec": {
-            "serviceAccountName": "vllm",
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [{"name": "vllm", "image": "none", "securityContext": limits}],
-        },
-    }
-
-
-def _running(index: int) -> Json:
-    address = _address(index)
-    status = {
-        "phase": "Running",
-        "podIP": address,
-        "podIPs": [{"ip": address}],
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
-    return {"status": status}
+    return pod_manifest(namespace, f"fleet-{index}", labels)
 
 
 def _token_request(name: str, uid: str) -> Json:

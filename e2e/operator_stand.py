@@ -25,6 +25,7 @@ import yaml
 
 from e2e.charts.render import Object, render
 from e2e.cluster import Cluster
+from e2e.nodeless_pod import pod_manifest, running_status
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
     AUDIENCE,
@@ -87,31 +88,10 @@ def _namespace(name: str) -> Object:
 def make_pod(
     server: Cluster, name: str, address: str, labels: Mapping[str, str] | None = None
 ) -> None:
-    limits = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ml", "labels": labels or {"app": "vllm"}},
-        "spec": {
-            "serviceAccountName": "vllm",
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [{"name": "vllm", "image": "none", "securityContext": limits}],
-        },
-    }
-    server.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(pod))
-    status = {
-        "phase": "Running",
-        "podIP": address,
-        "podIPs": [{"ip": address}],
-        "conditions": [{"type": "Ready", "status": "True"}],
-    }
+    apply(server, json.dumps(pod_manifest("ml", name, labels or {"app": "vllm"})))
     server.kubectl(
         "patch", "pod", name, "-n", "ml", "--subresource=status", "--type=merge",
-        "-p", json.dumps({"status": status}),
+        "-p", json.dumps(running_status(address)),
     )  # fmt: skip
 
 
