@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from e2e.life.stand import Life, until
+from e2e.life.stand import VERSION_IDLE_S, Life, instant, sleep_until, until
 from e2e.life.texts import text
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="package")]
@@ -32,7 +32,8 @@ async def test_both_are_served_until_the_old_one_is_no_longer_asked_for(stand: L
         assert newest["warmPods"] == 1
         await pod.press()
         assert await pod.cached_tokens(NEW, "Which?") == stand.status("edited")["tokens"]
-        await asyncio.sleep(20)  # longer than an unused version is kept
+        # Nothing happens, for longer than a version that nobody asks for is kept.
+        await sleep_until(instant(older["superseded"]) + VERSION_IDLE_S + 5)
         assert len(stand.status("edited")["versions"]) == 2
     await _until_versions(stand, "edited", 1)
     await pod.press()
