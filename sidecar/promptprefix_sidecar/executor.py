@@ -192,13 +192,7 @@ class Executor:
         failure = Failure(Reason.WARM_FAILED, message)
         now = self._clock.monotonic()
         log.warning("prefix not warm", **_names(record), message=message)
-
-        def edit(current: Record) -> Record:
-            if current.phase is Phase.WARM:
-                return lifecycle.pin_refused(current, failure, now)
-            return lifecycle.failed(current, failure, now)
-
-        self._change(record, edit)
+        self._change(record, lambda r: lifecycle.not_had(r, failure, now))
 
     async def _touch(self, record: Record) -> None:
         assert record.head is not None  # noqa: S101 - only a warm record is touched

@@ -170,6 +170,13 @@ def pin_refused(
     )
 
 
+def not_had(record: Record, failure: Failure, now: float) -> Record:
+    """Neither pin nor warm-up came about: a warm prefix stays so without, a missing one failed."""
+    if record.phase is Phase.WARM:
+        return pin_refused(record, failure, now)
+    return failed(record, failure, now)
+
+
 def touched(record: Record, cached_tokens: int | None, now: float, touch_at: float) -> Record:
     """A soft pin was used; ``cached_tokens`` of it were there, None if the engine doesn't say."""
     if record.head is None or record.phase is not Phase.WARM:

@@ -10,7 +10,6 @@ import structlog
 
 from promptprefix.reasons import Reason
 from promptprefix.resource import Pinning
-from promptprefix.wire import Phase
 from promptprefix_sidecar import lifecycle, plugin_status, release
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
@@ -170,15 +169,8 @@ class PinDesk:
             self._edit(record.id, lambda r: lifecycle.pin_refused(r, failure, now))
 
     def _not_pinned(self, record: Record, failure: Failure) -> None:
-        """A warm prefix stays warm without the pin; a missing one has failed."""
         now = self._clock.monotonic()
-
-        def edit(current: Record) -> Record:
-            if current.phase is Phase.WARM:
-                return lifecycle.pin_refused(current, failure, now)
-            return lifecycle.failed(current, failure, now)
-
-        self._edit(record.id, edit)
+        self._edit(record.id, lambda r: lifecycle.not_had(r, failure, now))
 
     def _attempt(self, record_id: str, at: float) -> None:
         self._edit(record_id, lambda record: replace(record, pin_attempt_at=at))
