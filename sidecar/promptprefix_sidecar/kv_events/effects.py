@@ -81,10 +81,12 @@ def _known(record: Record, residency: Residency, *, told: bool) -> Record:
     elif record.phase is not Phase.WARM:
         resident = residency.tokens
     unproved = record.phase is Phase.WARM and record.pinned is Pinning.SOFT and not whole
-    known = replace(
+    known = (resident, unproved, residency.copied)
+    if known == (record.resident_tokens, record.unproved, record.copied_tokens):
+        return record
+    return replace(
         record, resident_tokens=resident, unproved=unproved, copied_tokens=residency.copied
     )
-    return record if known == record else known
 
 
 def _report_now(snapshot: Snapshot) -> Snapshot:

@@ -98,7 +98,7 @@ class Index:
         self._blocks: dict[tuple[int, BlockHash], _Block] = {}
         self._touched: set[_Head] = set()
         self._grown: set[_Head] = set()
-        self._changed: dict[HeadKey, Residency] = {}
+        self._changed: set[HeadKey] = set()
 
     @property
     def blocks(self) -> int:
@@ -148,7 +148,7 @@ class Index:
 
     def take_changed(self) -> Mapping[HeadKey, Residency]:
         """Return the heads whose residency changed since the last call, as they are now."""
-        changed, self._changed = self._changed, {}
+        changed, self._changed = self._changed, set()
         return {key: self.residency(key) for key in changed if key in self._heads}
 
     def _begin(self, key: HeadKey, tokens: bytes) -> None:
@@ -165,7 +165,7 @@ class Index:
         head = self._heads.pop(key)
         self._touched.discard(head)
         self._grown.discard(head)
-        self._changed.pop(key, None)
+        self._changed.discard(key)
         for block in self._all_places(head):
             self._leave(head, block)
 
@@ -324,7 +324,7 @@ class Index:
         head.standing = residency.standing
         if residency != head.residency:
             head.residency = residency
-            self._changed[head.key] = residency
+            self._changed.add(head.key)
 
 
 def _common(one: bytes, other: bytes) -> int:
