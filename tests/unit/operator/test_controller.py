@@ -13,7 +13,7 @@ from promptprefix.placement import Planner
 from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
 from promptprefix_operator.cluster import Cluster
-from promptprefix_operator.controller import Controller
+from promptprefix_operator.controller import RECONNECT_S, Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
@@ -135,5 +135,16 @@ async def test_wake_ups_are_coalesced_into_one_pass() -> None:
     await asyncio.wait_for(bench.publication.wait(), 5)
     assert bench.publication.passes == 2
     assert not bench.wake.is_set()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_plans_again_when_sidecars_have_had_their_time_to_report() -> None:
+    bench = Bench()
+    bench.now += RECONNECT_S - 0.2
+    task = asyncio.create_task(bench.controller.run())
+    async with asyncio.timeout(10):
+        while bench.publication.passes < 2:
+            await bench.publication.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

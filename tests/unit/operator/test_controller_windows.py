@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from promptprefix.history import QUIET
 from promptprefix.lint import lint_payload
 from promptprefix.placement import Planner
 from promptprefix.resource import OnIdle, Pinning, PromptPrefixStatus
@@ -196,6 +197,24 @@ async def test_the_loop_wakes_at_the_window_s_end() -> None:
             await bench.publication.wait()
     assert bench.now() >= EDGE
     assert bench.now() < EDGE + timedelta(seconds=5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_loop_wakes_when_an_edit_has_waited() -> None:
+    began, clock = time.monotonic(), Clock(EDGE)
+    bench = Bench(lambda: clock.time + timedelta(seconds=time.monotonic() - began))
+    bench.controller.step()
+    bench.report(phase=Phase.WARM, pinned=Pinning.HARD, pinned_tokens=16)
+    bench.controller.step()
+    bench.declare(content={"inline": {"systemInstructions": "y"}})
+    bench.controller.step()
+    assert len(bench.set) == 1, "there may be more edits"
+    clock.time += QUIET - timedelta(seconds=0.4)
+    task = asyncio.create_task(bench.controller.run())
+    async with asyncio.timeout(10):
+        while len(bench.set) == 1:
+            await bench.publication.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
