@@ -96,7 +96,7 @@ def _circle(selected: Sequence[Station], model: str) -> Circle:
     found = (
         (station, obstacle(station.candidate, model))
         for station in selected
-        # Pods that decode are not meant to hold anything, unless nobody else is selected.
+        # Pods that decode are not meant to hold anything, unless no other pod can.
         if standing[station] is not Standing.ELIGIBLE
         and (standing[station] is not Standing.DECODES or not eligible)
     )

@@ -362,3 +362,24 @@ def test_salted_versions_share_nothing_with_others() -> None:
     assert [(each.id, each.salted) for each in made.desired["uid-p0"]] == [("a-1", True)]
     plain = replace(snapshot, prefixes=(prefix("a", blocks=8), prefixes[1]))
     assert [each.pinning for each in planned(plain).desired["uid-p0"]] == [Pinning.HARD] * 2
+
+
+def test_more_than_one_pod_is_weighed_before_somebody_goes() -> None:
+    low, high = prefix("low", blocks=4, priority=-5), prefix("high", blocks=6, priority=5)
+    middle, top = prefix("middle", blocks=10), prefix("top", blocks=8, priority=9)
+    held = {
+        "uid-p0": sidecar(state("low-1", 4), state("high-1", 6), budget=10),
+        "uid-p1": sidecar(state("middle-1", 10), budget=10),
+    }
+    made = planned(fleet([low, high, middle, top], pods(2), 10, sidecars=held))
+    assert holders(made, "high-1") == holders(made, "low-1") == {"p0"}
+    assert holders(made, "top-1") == {"p1"}
+    assert ready(made, "middle")[1] == "BudgetExceeded"
+
+
+@pytest.mark.parametrize("prefills", [True, False])
+def test_a_decode_pod_is_a_problem_only_where_no_other_pod_can_hold_it(prefills: bool) -> None:
+    members = [pod("p0", decodes=True), *([pod("p1")] if prefills else [])]
+    made = planned(fleet([prefix("x", blocks=4, replicas="All")], members, 10))
+    problems = [(each.pod, each.reason) for each in made.statuses["x"].problems]
+    assert problems == ([] if prefills else [("p0", "DecodePod")])

@@ -260,3 +260,11 @@ def test_sizes_that_are_found_out_late_come_to_rest(seed: int) -> None:
             assert (status, reason) == ("False", "BudgetExceeded")
             assert "estimate" not in message
     assert played.made.desired == planned(played.snapshot).desired
+
+
+@pytest.mark.parametrize("at", ["p0", "p1", "p2"])
+def test_it_goes_on_being_measured_where_it_was_begun(at: str) -> None:
+    start = fleet([prefix("x", blocks=30)], pods(3), 20, sizes={})
+    begun = {**start.sidecars, f"uid-{at}": sidecar(budget=20, told=["x-1"])}
+    made = planned(replace(start, sidecars=begun))
+    assert [uid for uid, placements in made.desired.items() if placements] == [f"uid-{at}"]
