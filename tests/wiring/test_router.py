@@ -214,6 +214,15 @@ async def test_terms_that_start_anew_are_accepted_at_last(token: Path) -> None:
     assert recorder.results[1] == "old-leader"
 
 
+async def test_only_old_leaders_in_a_row_start_the_terms_anew(token: Path) -> None:
+    old = [httpx.Response(409) for _ in range(OLD_LEADER_LIMIT - 1)]
+    operator = Operator(answer(route_table(9, term=5)), *old, httpx.Response(204), *old)
+    await follow(operator, Recorder(), token)
+    assert [request.url.params.get("term") for request in operator.asked[1:]] == ["5"] * (
+        2 * OLD_LEADER_LIMIT
+    )
+
+
 async def test_a_standbys_answer_leads_to_a_new_connection_at_once(token: Path) -> None:
     operator = Operator(
         answer(route_table(1)), httpx.Response(421), httpx.Response(421), httpx.Response(204)
@@ -224,6 +233,14 @@ async def test_a_standbys_answer_leads_to_a_new_connection_at_once(token: Path) 
     assert operator.connections == 3
     assert pauses == [0.0, 0.0]
     assert operator.asked[-1].url.params["number"] == "1"
+
+
+async def test_a_failure_between_standbys_begins_their_count_anew(token: Path) -> None:
+    standbys = [httpx.Response(421) for _ in range(REDIALS_AT_ONCE)]
+    operator = Operator(*standbys, httpx.Response(500), httpx.Response(421), httpx.Response(204))
+    pauses = list[float]()
+    await follow(operator, Recorder(), token, pauses)
+    assert [pause > 0 for pause in pauses] == [*[False] * REDIALS_AT_ONCE, True, False]
 
 
 async def test_when_nobody_leads_the_routes_stay_and_it_is_said_once(
