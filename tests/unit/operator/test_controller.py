@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from promptprefix.fleet import Limits, Snapshot
 from promptprefix.lint import lint_payload
-from promptprefix.placement import Planner
+from promptprefix.placement import Plan, Planner
 from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import RECONNECT_S, Controller
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.matches import Matches
+from promptprefix_operator.matches import ROUTER_SECONDS, Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
@@ -28,19 +30,20 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 class Bench:
     """A controller with one pod; ``now`` is its monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Mapping[str, Limits] | None = None) -> None:
         self.now = 100.0
         self.wake = asyncio.Event()
         self.cluster = Cluster(self.wake.set)
         self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set, lambda: NOW)
         self.publication = Publication(1)
         self.metrics = Metrics()
+        self.matches = Matches(lambda: NOW, lambda: self.now, self.wake.set)
         self.planner = Planner()
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
             declarations=Declarations(lint_payload, Salts()),
-            matches=Matches(lambda: NOW, lambda: self.now, self.wake.set),
+            matches=self.matches,
             measures=Measures(),
             planner=lambda: self.planner,
             publication=self.publication,
@@ -49,6 +52,7 @@ class Bench:
             clock=lambda: self.now,
             wake=self.wake,
             resync_seconds=30,
+            limits=limits,
         )
         pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
         self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})
@@ -92,6 +96,33 @@ def test_a_plan_that_fails_leaves_the_one_before_in_force(
     assert bench.publication.passes == 1
     assert bench.controller.pass_age == 5.0
     assert bench.metrics.registry.get_sample_value("promptprefix_operator_plan_errors_total") == 1
+
+
+def test_the_planner_is_told_of_limits_sizes_and_silent_routers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"ml": Limits(budget_share=0.5)}
+    bench = Bench(limits)
+    seen: list[Snapshot] = []
+    plan = bench.planner.plan
+
+    def keep(snapshot: Snapshot, now: datetime) -> Plan:
+        seen.append(snapshot)
+        return plan(snapshot, now)
+
+    monkeypatch.setattr(bench.planner, "plan", keep)
+    bench.declare()
+    bench.report()
+    bench.matches.hear("ml")
+    bench.controller.step()
+    [placement] = bench.publication.set_of("p").placements
+    bench.now += ROUTER_SECONDS
+    bench.report(placement.id)
+    bench.controller.step()
+    first, last = seen
+    assert (first.limits, first.sizes, first.silent) == (limits, {}, frozenset())
+    assert last.sizes == {placement.id: ((16, 16, ()),)}
+    assert last.silent == {"ml"}
 
 
 def test_apply_to_warm_is_timed_once() -> None:
