@@ -93,6 +93,12 @@ def test_an_unhealthy_look_forgets_nothing() -> None:
     assert after.plugin == known.plugin
 
 
+def test_a_report_of_a_sleeping_engine_says_nothing() -> None:
+    known = snapshot(A, found=report(pin(A)))
+    asleep = replace(known, engine=replace(known.engine, asleep=True))
+    assert evidence.with_report(asleep, report(), NOW) is asleep
+
+
 def test_a_report_of_another_epoch_starts_anew() -> None:
     after = evidence.with_report(snapshot(A, found=report(pin(A))), report(epoch="f"), NOW)
     assert after.records["a"] == Record(placement("a"))

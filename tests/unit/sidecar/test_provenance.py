@@ -28,6 +28,8 @@ from promptprefix_sidecar.provenance import Origin, Progress, origin
             Origin(0, {"device": 64, "host": 32}),
         ),
         (Progress(96, 96, 96), {}, Origin(0, {"unattributed": 96})),
+        # users' hits fill up exactly what own chunks found of each other: a tier gave too much
+        (Progress(96, 32, 160), {"device": 96, "host": 64}, Origin(64, {"unattributed": 32})),
     ],
 )
 def test_origins(progress: Progress, moved: dict[str, int], expected: Origin) -> None:
