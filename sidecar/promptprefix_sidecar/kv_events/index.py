@@ -369,4 +369,15 @@ def _standing(head: _Head, *, complete: bool) -> Standing:
         return Standing.RESIDENT
     # A block without a place was replaced by one with another hash: nobody can vouch for it.
     before = head.standing
-    return Standing.DOUBTFUL if before is Standing.RESIDENT else before
+    if before is Standing.RESIDENT or (before is Standing.LOST and _may_be_whole(head)):
+        return Standing.DOUBTFUL
+    return before
+
+
+def _may_be_whole(head: _Head) -> bool:
+    """Tell whether each block that went may have another copy and all others are there."""
+    whole = len(head.tokens) // TOKEN_BYTES
+    return all(
+        _leading(places, whole, lambda block: block.resident or block.several) == whole
+        for places in head.places.values()
+    )

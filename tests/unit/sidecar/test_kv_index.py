@@ -297,8 +297,17 @@ AGAIN_AFTER_A_GAP: list[tuple[object, ...]] = [
 ]
 
 
+WHOLE_BY_AN_OLDER_COPY: list[tuple[object, ...]] = [
+    ("clear",),
+    ("compute", (1, 1), 2),
+    ("evict", 0),
+    ("compute", (1, 1, 1, 1), 1),
+]
+
+
 @settings(max_examples=100)
 @example(AGAIN_AFTER_A_GAP)
+@example(WHOLE_BY_AN_OLDER_COPY)
 @given(st.lists(_steps, max_size=40))
 def test_what_the_index_claims_is_true_and_it_stays_small(steps: list[tuple[object, ...]]) -> None:
     index, cache = watching(*HEADS), Cache()
