@@ -46,7 +46,8 @@ WAIT_S = 60.0
 LOOPBACK = "127.0.0.1"
 ENGINE_SETTINGS = {"VLLM_SERVER_DEV_MODE": "1", "PROMPTPREFIX_PIN_BUDGET": "0.5"}
 """Development mode opens what only tests use: cache reset, sleep and wake."""
-VERSION_IDLE_S = 15
+VERSION_IDLE_S = 30
+"""Twice as long as matches may take to be told."""
 OPERATOR_SETTINGS = {"VERSION_IDLE_SECONDS": str(VERSION_IDLE_S), "RESYNC_SECONDS": "5"}
 
 

@@ -96,7 +96,7 @@ async def _until_versions(stand: Life, name: str, count: int) -> None:
     async def holds() -> bool:
         return len(stand.status(name).get("versions", ())) == count
 
-    await until(holds, f"{name} has {count} versions")
+    await until(holds, f"{name} has {count} versions", 3 * VERSION_IDLE_S)
 
 
 @contextlib.asynccontextmanager

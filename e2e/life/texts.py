@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-BLOCK = 32
 BUDGET_BLOCKS = 64
 SALTS = {"tenant-a": "a-salt-of-tenant-a-0001", "tenant-b": "b-salt-of-tenant-b-0002"}
 """Cache salts by the names of their Secrets."""

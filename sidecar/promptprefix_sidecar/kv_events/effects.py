@@ -12,7 +12,9 @@ from promptprefix_sidecar.lifecycle import backoff, rewarmed
 from promptprefix_sidecar.settling import same, settle
 from promptprefix_sidecar.snapshot import NEVER, PluginStatus, Record, Snapshot
 
+FIRST_PACE_S = 30.0
 MAX_PACE_S = 300.0
+"""A soft pin's losses are told by events; however rarely it is touched, these bound its pauses."""
 CALM_S = 2 * MAX_PACE_S
 """A loss that comes later than this after the last one is a first one again."""
 
@@ -28,7 +30,7 @@ def with_residencies(
 
     A loss acts once, when it happens: a warm-up or touch after it is newer evidence. A prefix
     without a pin that is gone is warmed again, but not more often than every ``pace_s``. One with
-    a soft pin is warmed at once the first time, then after ``pace_s`` and twice as long each time:
+    a soft pin is warmed at once the first time, then after a pause and twice as long each time:
     prefixes that evict each other must not keep the engine busy.
     """
     records = dict(snapshot.records)
@@ -61,7 +63,8 @@ def _shaken(record: Record, residency: Residency, now: float, pace_s: float) -> 
     if record.pinned is Pinning.NONE:
         return rewarmed(record, now, now + pace_s)
     losses = record.losses if now < record.lost_at + CALM_S else 0
-    at = now + (backoff(losses, pace_s, max(pace_s, MAX_PACE_S)) if losses else 0.0)
+    pace_s = min(pace_s, FIRST_PACE_S)
+    at = now + (backoff(losses, pace_s, MAX_PACE_S) if losses else 0.0)
     lost = replace(record, losses=losses + 1, lost_at=now)
     if residency.standing is Standing.LOST:
         return replace(rewarmed(lost, now, at), soft_evictions=record.soft_evictions + 1)
