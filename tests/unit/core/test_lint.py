@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix.lint import MAX_PER_RULE, RULES, lint_payload
@@ -348,7 +348,6 @@ TOOL_TEXTS = (
 )
 
 
-@settings(max_examples=100)
 @given(TEXTS, TEXTS, TOOL_TEXTS, TEXTS)
 def test_any_payload_is_answered(system: str, specs: str, tools: str, options: str) -> None:
     payload = Payload(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from promptprefix.tokens import token_bytes, token_digest
@@ -305,7 +305,6 @@ WHOLE_BY_AN_OLDER_COPY: list[tuple[object, ...]] = [
 ]
 
 
-@settings(max_examples=100)
 @example(AGAIN_AFTER_A_GAP)
 @example(WHOLE_BY_AN_OLDER_COPY)
 @given(st.lists(_steps, max_size=40))
