@@ -33,6 +33,7 @@ class Watcher:
         self._restarted = restarted
         self._timeouts = 0
         self._outages = 0
+        self._gone = True
         self._problem = ""
 
     async def run(self, interval_s: float) -> None:
@@ -63,13 +64,16 @@ class Watcher:
                 return before
             return replace(before, healthy=False)
         except EngineUnreachableError as error:
-            self._outages += before.healthy
+            # Before it refuses connections an engine that dies may answer with errors, or not at all.
+            self._outages += not self._gone
+            self._gone = True
             self._note(str(error))
             return replace(before, healthy=False)
         except EngineError as error:
             self._note(str(error))
             return replace(before, healthy=False)
         self._timeouts = 0
+        self._gone = False
         self._problem = ""
         return view
 
