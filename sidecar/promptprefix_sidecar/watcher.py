@@ -64,7 +64,7 @@ class Watcher:
                 return before
             return replace(before, healthy=False)
         except EngineUnreachableError as error:
-            # Before it refuses connections an engine that dies may answer with errors, or not at all.
+            # An engine that dies may answer with errors before it refuses connections.
             self._outages += not self._gone
             self._gone = True
             self._note(str(error))
