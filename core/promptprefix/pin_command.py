@@ -31,7 +31,7 @@ class PinCommand:
 
     ``expiry`` is in Unix seconds, ``lease`` in seconds; ``tokens`` counts the prefix tokens to pin
     (a multiple of the block size) or to warm, and is 0 in every other operation. ``id`` is empty in
-    a report and a warm, ``epoch`` only in a report. ``counter`` only rises within an epoch.
+    a report and a warm, ``epoch`` only in a report. ``counter`` is used once in an epoch.
     """
 
     op: Operation

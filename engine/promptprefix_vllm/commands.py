@@ -3,12 +3,13 @@
 A command is one JSON object, sent as a string in ``vllm_xargs.promptprefix`` (vLLM takes only
 scalars there). Request logs and crash dumps print such arguments, so nothing in a command may be
 worth stealing: it carries a MAC over itself and over the tokens of the prompt that brought it, a
-counter that only rises, the engine's epoch and an expiry.
+counter that is used once, the engine's epoch and an expiry.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import hmac
 import json
 import struct
@@ -26,6 +27,8 @@ MAX_COMMAND_CHARS: Final = 4096
 MAX_ID_CHARS: Final = 256
 MAX_INTEGER: Final = 2**53
 MAX_LEASE_SECONDS: Final = 7 * 86_400
+# Far more than can be underway at once.
+MAX_USED: Final = 1024
 
 _STRINGS: Final = ("op", "id", "epoch", "mac")
 _INTEGERS: Final = ("v", "counter", "expiry", "lease", "priority", "tokens")
@@ -166,16 +169,18 @@ def _integer(name: str, value: object) -> int:
 
 
 class CommandVerifier:
-    """Decides whether a command may act. One per engine epoch; remembers the highest counter.
+    """Decides whether a command may act. One per engine epoch; remembers the highest counters.
 
-    The counter covers every operation, also a report that leaves the epoch empty: otherwise a
-    report copied from a log would reveal the epoch to whoever repeats it.
+    Commands may overtake each other on their way, so a counter need not rise: it must be above the
+    first one, or above those that are forgotten, and unused. It covers every operation, also a
+    report that leaves the epoch empty: otherwise a report copied from a log would reveal the epoch
+    to whoever repeats it.
     """
 
     def __init__(self, key: bytes, epoch: str) -> None:
         self._key = key if len(key) >= MIN_KEY_BYTES else b""
         self._epoch = epoch
-        self._last_counter = -1
+        self._used: list[int] = []  # a heap: the lowest is below all that may still come
 
     def verify(self, command: Command, token_ids: Sequence[int], now: float) -> None:
         """Raises CommandError; accepting uses the counter up. ``now`` is in Unix seconds."""
@@ -192,6 +197,8 @@ class CommandVerifier:
             raise CommandError("Expired", "the command came after its expiry")
         if command.epoch not in ("", self._epoch):
             raise CommandError("WrongEpoch", "the command was made for another engine epoch")
-        if command.counter <= self._last_counter:
-            raise CommandError("Replayed", "the counter did not rise")
-        self._last_counter = command.counter
+        if self._used and (command.counter <= self._used[0] or command.counter in self._used):
+            raise CommandError("Replayed", "the counter was used, or is too old to tell")
+        heapq.heappush(self._used, command.counter)
+        if len(self._used) > MAX_USED:
+            heapq.heappop(self._used)

@@ -156,8 +156,9 @@ class PinCommander:
     def _next_counter(self, attempt: int) -> int:
         """Return a counter above all before it.
 
-        A command may be overtaken on its way by a later one: then the next try does. Or the wall
-        clock went back while this process was restarted: then only leaps help.
+        Where it is refused all the same, the wall clock went back while this process was restarted:
+        then only leaps help. Or the plugin is an older one, and the command was overtaken on its
+        way by a later one: then the next try does.
         """
         self._counter += 1 + (1000 * 60**attempt if attempt else 0)
         return self._counter

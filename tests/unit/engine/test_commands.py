@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix_vllm.commands import (
+    MAX_USED,
     CommandError,
     CommandVerifier,
     command_mac,
@@ -137,7 +138,7 @@ def test_duplicate_fields_are_refused() -> None:
     assert reason_of('{"id":"b",' + wire[1:], PROMPT) == "Malformed"
 
 
-def test_a_counter_is_used_once_and_only_rises() -> None:
+def test_a_counter_is_used_once() -> None:
     verifier = CommandVerifier(KEY, EPOCH)
 
     def send(counter: int, **change: str | int) -> str:
@@ -151,6 +152,28 @@ def test_a_counter_is_used_once_and_only_rises() -> None:
     # A report for the epoch is no way around it: a copy from a log stays without an answer.
     report: dict[str, str | int] = {"op": "report", "id": "", "epoch": "", "tokens": 0, "lease": 0}
     assert [send(8, **report), send(8, **report)] == ["", "Replayed"]
+
+
+@given(st.lists(st.integers(0, 40) | st.integers(0, 10_000), max_size=60))
+def test_commands_overtake_each_other_but_none_acts_twice(counters: list[int]) -> None:
+    verifier = CommandVerifier(KEY, EPOCH)
+    taken: set[int] = set()
+    for counter in counters:
+        reason = reason_of(encode({**FIELDS, "counter": counter}, PROMPT, KEY), PROMPT, verifier)
+        fresh = counter not in taken and (not taken or counter > counters[0])
+        assert reason == ("" if fresh else "Replayed")
+        taken.add(counter)
+
+
+def test_what_is_forgotten_of_the_counters_stays_used() -> None:
+    verifier = CommandVerifier(KEY, EPOCH)
+
+    def send(counter: int) -> str:
+        return reason_of(encode({**FIELDS, "counter": counter}, PROMPT, KEY), PROMPT, verifier)
+
+    assert {send(counter) for counter in range(0, 2 * MAX_USED + 200, 2)} == {""}
+    assert {send(counter) for counter in range(200)} == {"Replayed"}
+    assert [send(201), send(201)] == ["", "Replayed"]
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 31])
