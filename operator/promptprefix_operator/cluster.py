@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ class Cluster:
         self._resources: dict[str, Resource] = {}
         self._pods: dict[str, Pod] = {}
         self._texts: dict[Source, SourceText] = {}
-        self._referred: Mapping[Source, Referrers] = {}
+        self._referred: dict[Source, Referrers] = {}
 
     @property
     def resources(self) -> Mapping[str, Resource]:
@@ -60,13 +59,13 @@ class Cluster:
             return
         if known != resource:
             self._resources[resource.uid] = resource
-            self._refer()
+            self._refer(known, resource)
             self._changed()
 
     def forget_resource(self, uid: str) -> None:
         """Drop a PromptPrefix that is gone."""
-        if self._resources.pop(uid, None) is not None:
-            self._refer()
+        if (known := self._resources.pop(uid, None)) is not None:
+            self._refer(known, None)
             self._changed()
 
     def see_pod(self, body: Mapping[str, Any]) -> None:
@@ -95,23 +94,30 @@ class Cluster:
     def forget_namespace(self, namespace: str) -> None:
         """Drop everything of a namespace."""
         for uid in [uid for uid, each in self._resources.items() if each.namespace == namespace]:
-            del self._resources[uid]
+            self._refer(self._resources.pop(uid), None)
         for uid in [uid for uid, each in self._pods.items() if each.namespace == namespace]:
             del self._pods[uid]
-        self._refer()
         self._changed()
 
-    def _refer(self) -> None:
-        referred: dict[Source, set[tuple[str, int]]] = defaultdict(set)
-        for each in self._resources.values():
-            if each.spec is None:
-                continue
-            for find in (text_source_of, salt_source_of):
-                if (source := find(each.namespace, each.spec)) is not None:
-                    referred[source].add((each.uid, each.generation))
-        self._referred = {source: frozenset(uids) for source, uids in referred.items()}
-        for source in self._texts.keys() - self._referred.keys():
-            del self._texts[source]
+    def _refer(self, before: Resource | None, after: Resource | None) -> None:
+        """Take note of what a resource refers to now, and forget what nobody refers to."""
+        old, new = _references(before), _references(after)
+        for source, referrer in new - old:
+            self._referred[source] = self._referred.get(source, frozenset()) | {referrer}
+        for source, referrer in old - new:
+            self._referred[source] -= {referrer}
+            if not self._referred[source]:
+                del self._referred[source]
+                self._texts.pop(source, None)
+
+
+def _references(resource: Resource | None) -> frozenset[tuple[Source, tuple[str, int]]]:
+    """Return the sources that a resource refers to, with itself as the referrer."""
+    if resource is None or resource.spec is None:
+        return frozenset()
+    referrer = (resource.uid, resource.generation)
+    sources = (find(resource.namespace, resource.spec) for find in (text_source_of, salt_source_of))
+    return frozenset((source, referrer) for source in sources if source is not None)
 
 
 def _older(one: int | None, other: int | None) -> bool:
