@@ -53,21 +53,25 @@ def short_id(version_id: str) -> str:
     return version_id.rpartition("-")[2]
 
 
-def only_warm(snapshot: Snapshot, namespace: str, uid: str) -> frozenset[str]:
-    """Return the versions of a resource that are the only ones that some pod holds warm.
+def only_warm(snapshot: Snapshot) -> Mapping[tuple[str, str], frozenset[str]]:
+    """Return the versions that are the only ones of their resource that some pod holds warm.
 
-    Only pods of the resource's ``namespace`` are believed.
+    They are by namespace and uid of the resource: of a resource only pods of its namespace are
+    believed.
     """
-    found: set[str] = set()
+    found: dict[tuple[str, str], set[str]] = {}
     for pod in snapshot.pods:
         sidecar = snapshot.sidecars.get(pod.uid)
-        if pod.namespace != namespace or sidecar is None:
+        if sidecar is None:
             continue
-        states = sidecar.state.placements
-        warm = [each.id for each in states if each.phase is Phase.WARM and owner(each.id) == uid]
-        if len(warm) == 1:
-            found.update(warm)
-    return frozenset(found)
+        warm: dict[str, list[str]] = {}
+        for each in sidecar.state.placements:
+            if each.phase is Phase.WARM:
+                warm.setdefault(owner(each.id), []).append(each.id)
+        for uid, ids in warm.items():
+            if len(ids) == 1:
+                found.setdefault((pod.namespace, uid), set()).update(ids)
+    return {key: frozenset(ids) for key, ids in found.items()}
 
 
 def version_statuses(

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 
 import structlog
 
@@ -172,7 +172,7 @@ class Controller:
             made.kept,
             now,
             self._awaited(snapshot.settling),
-            partial(only_warm, snapshot),
+            cache(partial(only_warm, snapshot)),
         )
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)

@@ -37,6 +37,9 @@ _STALLING = (Reason.INVALID_CONTENT, Reason.INVALID_SALT)
 Matched = Callable[[str, datetime], Mapping[str, datetime]]
 """Returns the latest matches by version id of a resource, by its uid, as far as they are known."""
 
+OnlyWarm = Mapping[tuple[str, str], Collection[str]]
+"""Ids of versions by namespace and uid of their resource."""
+
 
 class Linter(Protocol):
     """`promptprefix.lint.lint_payload`."""
@@ -120,14 +123,13 @@ class Declarations:
         placed: Collection[str],
         now: datetime,
         awaited: Collection[str] = (),
-        needed: Callable[[str, str], Collection[str]] = lambda *_: (),
+        needed: Callable[[], OnlyWarm] = dict,
     ) -> None:
         """Forget the texts of resources that are gone and versions that are no longer kept.
 
         ``placed`` holds the ids of the versions that some pod should hold. In the ``awaited``
-        namespaces pods may hold others, so that only the oldest are forgotten. ``needed`` returns
-        those of a resource's versions, by its namespace and uid, that are the only warm one of some
-        pod.
+        namespaces pods may hold others, so that only the oldest are forgotten. ``needed``, asked
+        only where there are too many, returns those that are the only warm one of some pod.
         """
         gone = self._known.keys() - resources.keys()
         for uid in gone:
@@ -139,7 +141,7 @@ class Declarations:
                 continue
             namespace = resources[uid].namespace
             retention = patient if namespace in awaited else self._retention
-            must = partial(needed, namespace, uid)
+            must = partial(_needed, needed, (namespace, uid))
             known.history = known.history.prune(placed, now, retention, must)
             for id_ in known.payloads.keys() - {each.id for each in known.history.versions}:
                 del known.payloads[id_]
@@ -253,6 +255,10 @@ class Declarations:
         if len(self._findings) > _LINTS_KEPT:
             self._findings.popitem(last=False)
         return self._findings[key]
+
+
+def _needed(needed: Callable[[], OnlyWarm], resource: tuple[str, str]) -> Collection[str]:
+    return needed().get(resource, ())
 
 
 def _remembered(resource: Resource, now: datetime) -> _Known:

@@ -88,7 +88,7 @@ def test_a_text_is_needed_where_a_pod_of_its_namespace_has_no_other_one_warm(
     reported = sidecar(*(state(id_, 1, phase) for id_, phase in phases.items()))
     holder, silent = pod("p", namespace=namespace), pod("q")
     snapshot = Snapshot((), (holder, silent), {holder.uid: reported, "uid-unknown": reported})
-    assert only_warm(snapshot, "ml", "u") == found
+    assert only_warm(snapshot).get(("ml", "u"), set()) == found
 
 
 CURRENT = version("new", last_matched=NOW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from promptprefix.fleet import DEFAULT_RETENTION, placement_id
+from promptprefix.fleet import DEFAULT_RETENTION, Snapshot, placement_id
 from promptprefix.history import QUIET
 from promptprefix.payload import Payload
 from promptprefix.placement import Planner
 from promptprefix.resource import Pinning, PromptPrefixStatus
-from promptprefix.versions import MATCH_LAG
+from promptprefix.versions import MATCH_LAG, only_warm
 from promptprefix.wire import (
     EngineState,
     Match,
@@ -235,6 +235,32 @@ def test_a_failed_warm_up_takes_nothing_away_for_ever() -> None:
     bench.held["p0"] = tuple(each for each in bench.held["p0"] if each.id == ONE)
     bench.settle()
     assert bench.warm("p0") == {id_of("five")}, "its time was over long ago"
+
+
+def test_the_reports_are_looked_through_once_for_all_texts_that_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, looks = Bench(), 0
+
+    def counted(snapshot: Snapshot) -> Mapping[tuple[str, str], frozenset[str]]:
+        nonlocal looks
+        looks += 1
+        return only_warm(snapshot)
+
+    monkeypatch.setattr("promptprefix_operator.controller.only_warm", counted)
+    for text in ("one", "two", "three", "four"):
+        bench.edit(text)
+        for uid in ("v", "w"):
+            metadata = {"uid": uid, "namespace": "ml", "name": uid, "generation": bench.generation}
+            bench.cluster.see_resource({"metadata": metadata, "spec": bench.spec})
+        bench.settle()
+        assert looks == 0
+        bench.seconds += QUIET.total_seconds()
+        if text == "four":
+            bench.step()
+            assert looks == 1
+        else:
+            bench.settle()
 
 
 def test_a_pod_that_is_away_finds_its_text_again() -> None:
