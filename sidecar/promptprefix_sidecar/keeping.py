@@ -13,6 +13,8 @@ from promptprefix_sidecar.snapshot import PluginStatus, PluginView, Record, Snap
 
 RENEW_AT = 2 / 3
 """A lease is renewed when this share of it is left."""
+RENEW_AGAIN_AFTER = 1 / 12
+"""Of a lease: a renewal without an answer lets other commands go first for so long."""
 
 
 def keep_dues(snapshot: Snapshot, policy: Policy, now: float) -> Iterator[Due[KeepAction]]:
@@ -92,9 +94,10 @@ def _partings(snapshot: Snapshot, unwanted: Collection[str]) -> Iterator[KeepAct
 
 
 def _renew_at(pin: SeenPin, priority: int, policy: Policy) -> float:
-    if pin.view.priority != priority:
-        return pin.seen_at
-    return pin.seen_at + pin.view.lease_left_s - policy.lease_s * RENEW_AT
+    at = pin.seen_at
+    if pin.view.priority == priority:
+        at += pin.view.lease_left_s - policy.lease_s * RENEW_AT
+    return max(at, pin.unanswered_at + policy.lease_s * RENEW_AGAIN_AFTER)
 
 
 def _priority(pin: SeenPin, priorities: Mapping[str, int]) -> int:

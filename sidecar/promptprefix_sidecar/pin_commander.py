@@ -16,6 +16,7 @@ SHORT_PROMPT = (0,)
 """One token, for commands that compute nothing."""
 
 MAX_SHORT_TIMEOUT_S = 15.0
+MIN_SHORT_TIMEOUT_S = 1.0
 EXPIRY_MARGIN_S = 60
 MAX_TRIES = 5
 
@@ -46,13 +47,32 @@ class PinCommander:
         self._prefill_timeout = prefill_timeout_s
         self._counter = int(clock.wall() * 1000)
 
-    async def report(self, model: str) -> Prefilled:
-        """Ask for the epoch and all pins."""
-        return await self._short("report", model, epoch="")
+    async def report(self, model: str, *, first: bool = False) -> Prefilled:
+        """Ask for the epoch and all pins.
 
-    async def renew(self, model: str, epoch: str, pin_id: str, priority: int) -> Prefilled:
-        """Extend the lease of a pin."""
-        return await self._short("renew", model, epoch, pin_id, self._lease, priority)
+        Before the ``first`` answer no pin can be renewed, so nothing is held up by waiting for it;
+        one that is asked for again stands behind all who wait for a busy engine.
+        """
+        timeout_s = float(self._lease) if first else self._short_timeout
+        return await self._short("report", model, epoch="", timeout_s=timeout_s)
+
+    async def renew(
+        self, model: str, epoch: str, pin_id: str, priority: int, rounds: int = 1
+    ) -> Prefilled:
+        """Extend the lease of a pin; one of ``rounds`` that follow each other.
+
+        All of them together take a third of a lease at most, answered or not.
+        """
+        timeout_s = min(self._short_timeout, self._lease / 3 / rounds)
+        return await self._short(
+            "renew",
+            model,
+            epoch,
+            pin_id,
+            self._lease,
+            priority,
+            timeout_s=max(MIN_SHORT_TIMEOUT_S, timeout_s),
+        )
 
     async def unpin(self, model: str, epoch: str, pin_id: str) -> Prefilled:
         """Give up a pin."""
@@ -118,6 +138,7 @@ class PinCommander:
         pin_id: str = "",
         lease_s: int = 0,
         priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Prefilled:
         command = PinCommand(
             op=operation,
@@ -128,7 +149,7 @@ class PinCommander:
             lease=lease_s,
             priority=priority,
         )
-        return await self._send(command, model, SHORT_PROMPT, self._short_timeout)
+        return await self._send(command, model, SHORT_PROMPT, timeout_s or self._short_timeout)
 
     async def _send(
         self,

@@ -23,7 +23,7 @@ from promptprefix_sidecar.pins import NO_COMMANDS, PinAnswer, PinReason, whole_r
 from promptprefix_sidecar.prefilling import Prefiller
 from promptprefix_sidecar.provenance import Progress
 from promptprefix_sidecar.settling import change
-from promptprefix_sidecar.snapshot import FOREVER, Record
+from promptprefix_sidecar.snapshot import FOREVER, PluginStatus, Record
 
 log = structlog.get_logger()
 
@@ -59,7 +59,8 @@ class PinDesk:
     async def report(self) -> None:
         """Learn the epoch and all pins, and whether the plugin is there at all."""
         asked_at = self._clock.monotonic()
-        answer = await self._ask(lambda: self._commander.report(self._model))
+        first = self._board.snapshot.plugin.status is not PluginStatus.WORKING
+        answer = await self._ask(lambda: self._commander.report(self._model, first=first))
         if answer is None or not answer.ok:
             return
         moment = self._clock.moment()
@@ -67,15 +68,25 @@ class PinDesk:
         self._board.apply(lambda snapshot: with_report(snapshot, report, moment))
 
     async def renew(self, pins: tuple[tuple[str, int], ...]) -> None:
-        """Renew leases, all at once: under load each answer waits for its turn in the engine."""
+        """Renew leases, all at once: under load each answer waits for its turn in the engine.
+
+        A lease is renewed when the command arrives, so no answer is waited for at the cost of those
+        that come after it.
+        """
         slots = asyncio.Semaphore(CONCURRENT_RENEWALS)
+        rounds = -(-len(pins) // CONCURRENT_RENEWALS)
 
         async def renew_one(pin_id: str, priority: int) -> None:
             async with slots:
                 answer = await self._ask(
-                    lambda: self._commander.renew(self._model, self._epoch, pin_id, priority)
+                    lambda: self._commander.renew(
+                        self._model, self._epoch, pin_id, priority, rounds
+                    )
                 )
-                self._merge(pin_id, answer)
+                if answer is None:
+                    self._unanswered(pin_id)
+                else:
+                    self._merge(pin_id, answer)
 
         async with asyncio.TaskGroup() as group:
             for pin_id, priority in pins:
@@ -226,6 +237,10 @@ class PinDesk:
         now = self._clock.monotonic()
         text = f"the pin plugin takes no commands ({reason}): {message}"
         self._board.apply(lambda s: plugin_status.plugin_refusing(s, text, now))
+
+    def _unanswered(self, pin_id: str) -> None:
+        now = self._clock.monotonic()
+        self._board.apply(lambda s: plugin_status.renewal_unanswered(s, pin_id, now))
 
     def _merge(self, pin_id: str, answer: PinAnswer | None) -> None:
         if answer is None or not answer.epoch:

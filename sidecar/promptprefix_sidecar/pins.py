@@ -144,10 +144,14 @@ class PinAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class SeenPin:
-    """A pin and when (monotonic seconds) the engine spoke of it."""
+    """A pin and when (monotonic seconds) the engine spoke of it.
+
+    Since then a renewal was sent at ``unanswered_at`` that got no answer; it may have been done.
+    """
 
     view: PinView
     seen_at: float
+    unanswered_at: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,13 @@ class PinReport:
             released={item.id: item.reason for item in answer.released},
             parted=parted,
         )
+
+    def unanswered(self, pin_id: str, now: float) -> PinReport:
+        """Return the picture after a renewal that was not answered."""
+        pin = self.pins.get(pin_id)
+        if pin is None:
+            return self
+        return replace(self, pins={**self.pins, pin_id: replace(pin, unanswered_at=now)})
 
 
 def whole_report(answer: PinAnswer, asked_at: float, now: float) -> PinReport:

@@ -39,6 +39,15 @@ def plugin_silent(snapshot: Snapshot, now: float) -> Snapshot:
     return replace(snapshot, plugin=plugin)
 
 
+def renewal_unanswered(snapshot: Snapshot, pin_id: str, now: float) -> Snapshot:
+    """Take note that the renewal of this pin got no answer."""
+    report = snapshot.plugin.report
+    if report is None:
+        return snapshot
+    plugin = replace(snapshot.plugin, report=report.unanswered(pin_id, now))
+    return replace(snapshot, plugin=plugin)
+
+
 def plugin_unknown(snapshot: Snapshot) -> Snapshot:
     """Take note that the plugin has another epoch than we know: its next report tells."""
     plugin = replace(snapshot.plugin, status=PluginStatus.UNKNOWN, ask_at=NEVER)
