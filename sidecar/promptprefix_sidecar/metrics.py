@@ -15,6 +15,10 @@ from promptprefix_sidecar.snapshot import PluginStatus, Record, Snapshot
 
 PREFIX = "promptprefix_sidecar"
 _LABELS = ("namespace", "name")
+_EVICTIONS: tuple[tuple[str, Callable[[Record], int]], ...] = (
+    ("Hard", lambda record: record.hard_evictions),
+    ("Soft", lambda record: record.soft_evictions),
+)
 
 
 class Metrics:
@@ -58,14 +62,32 @@ class Metrics:
         return Counter(f"{PREFIX}_{name}", text, tuple(labels), registry=self.registry)
 
 
+class _Total:
+    """The sum of counts of things that come and go: it never falls."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._last: Mapping[str, int] = {}
+
+    def take(self, counts: Mapping[str, int]) -> int:
+        """Return the sum after a look at the counts of what is there now; each only rises."""
+        for key, count in counts.items():
+            last = self._last.get(key, 0)
+            self.value += count - last if count >= last else count
+        self._last = counts
+        return self.value
+
+
 class _PlacementCollector(Collector):
     """Reads the board at each scrape, so nothing has to be removed when a placement goes.
 
-    Two versions of one resource share a series: their tokens and evictions add up.
+    Two versions of one resource share a series: their tokens and evictions add up. What a version
+    that is gone has lost stays counted.
     """
 
     def __init__(self, board: Board) -> None:
         self._board = board
+        self._evictions: dict[tuple[str, str, str], _Total] = {}
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
@@ -105,15 +127,23 @@ class _PlacementCollector(Collector):
             lambda r: r.warm_seconds or 0.0,
             max,
         )
-        evictions = CounterMetricFamily(
+        yield self._evicted(by_name)
+
+    def _evicted(self, by_name: Mapping[tuple[str, str], Sequence[Record]]) -> CounterMetricFamily:
+        family = CounterMetricFamily(
             f"{PREFIX}_premature_evictions",
             "Times that a pinned prefix was found gone.",
             labels=(*_LABELS, "pinning"),
         )
-        for names, records in by_name.items():
-            evictions.add_metric((*names, "Hard"), sum(r.hard_evictions for r in records))
-            evictions.add_metric((*names, "Soft"), sum(r.soft_evictions for r in records))
-        yield evictions
+        counts = {
+            (*names, pinning): {record.id: count(record) for record in records}
+            for names, records in by_name.items()
+            for pinning, count in _EVICTIONS
+        }
+        self._evictions = {key: self._evictions.get(key) or _Total() for key in counts}
+        for key, found in counts.items():
+            family.add_metric(key, self._evictions[key].take(found))
+        return family
 
 
 def _engine_gauges(snapshot: Snapshot) -> Iterator[Metric]:
