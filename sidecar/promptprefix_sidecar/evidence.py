@@ -37,7 +37,8 @@ def with_report(snapshot: Snapshot, report: PinReport, moment: Moment) -> Snapsh
 
 def _newer(record: Record, report: PinReport) -> bool:
     """Return whether the report may have been made before the record's pin was."""
-    return record.pin_attempt_at >= report.asked_at and record.pin_id not in report.pins
+    seen = report.pins.get(record.pin_id)
+    return record.pin_attempt_at >= report.asked_at and (seen is None or not seen.view.whole)
 
 
 def with_answer(

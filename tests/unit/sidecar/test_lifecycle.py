@@ -332,6 +332,17 @@ def test_a_pin_made_while_a_report_was_under_way_is_not_lost_by_it() -> None:
     assert evidence.with_report(known, after_it, NOW).records["a"].hard_evictions == 1
 
 
+def test_a_pin_made_anew_is_not_lost_by_a_report_of_what_was_left_of_the_old_one() -> None:
+    pinned = replace(A, pin_attempt_at=NOW.now - 1.0)
+    known = snapshot(pinned, found=report(pin(A)))
+    left = pin(A, seen_at=NOW.now)
+    left = replace(left, view=left.view.model_copy(update={"resident_tokens": 16}))
+    under_way = replace(report(left, at=NOW.now), asked_at=NOW.now - 2.0)
+    after_it = replace(report(left, at=NOW.now), asked_at=NOW.now - 0.5)
+    assert evidence.with_report(known, under_way, NOW).records["a"] == pinned
+    assert evidence.with_report(known, after_it, NOW).records["a"].hard_evictions == 1
+
+
 def test_a_placement_that_goes_stays_known_until_a_report_is_newer_than_its_pin() -> None:
     going = replace(A, wanted=False, pin_attempt_at=NOW.now - 1.0)
     known = snapshot(going, found=report())
