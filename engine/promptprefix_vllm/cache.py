@@ -90,6 +90,22 @@ class PrefixCache:
             found.append(blocks[0])
         return tuple(found), len(found)
 
+    def covered(self, hashes: Sequence[bytes]) -> int:
+        """How many leading hashes a later request would find, in few looks at a long head.
+
+        A head is given up from its end, so what is there is its beginning.
+        """
+        if self._coordinator is not None:
+            return self.hit(hashes)[1]
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._pool.get_cached_block(hashes[middle - 1], [0]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def has_room(self, tokens: int, hashes: Sequence[bytes], reserve: int) -> bool:
         """Whether so many tokens with this head surely fit now, and leave ``reserve`` blocks."""
         needed = -(-tokens // self._block_size) * len(self._groups) + reserve

@@ -8,12 +8,13 @@ dropped must not be found by the next request. Pin, warm and report act at the e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from promptprefix_vllm.adapters import Adapter, AdapterRoster
 from promptprefix_vllm.commands import COMPUTING, Command, CommandError, CommandVerifier, parse
 from promptprefix_vllm.connectors import Transfer
+from promptprefix_vllm.inspection import Found, Inspector
 from promptprefix_vllm.pins import ADAPTER_CHANGED, EVICTED, UNPINNED, Pin, PinTable
 from promptprefix_vllm.watchlist import Watched
 
@@ -35,6 +36,7 @@ class PinDesk:
         transfer: Transfer | None = None,
     ) -> None:
         self.table = table
+        self._inspector = Inspector(table)
         self.adapters = AdapterRoster()
         self._transfer = transfer or Transfer()
         self.epoch = epoch
@@ -187,13 +189,14 @@ class PinDesk:
             {
                 "id": entry.id,
                 "tokens": len(entry.hashes) * table.block_size,
-                "resident_tokens": table.resident_tokens(entry),
+                "resident_tokens": table.cache.covered(entry.hashes) * table.block_size,
                 "matches": entry.matches,
                 "last_match_age_s": _age(now, entry.last_match),
             }
             for entry in table.watchlist.entries
         ]
-        return {**self._answer(now, pins=table.pins), "watched": watched}
+        found = self._inspector.look()
+        return {**self._answer(now, pins=table.pins, found=found), "watched": watched}
 
     def _answer(
         self,
@@ -202,6 +205,7 @@ class PinDesk:
         pins: Sequence[Watched] = (),
         released: str = "",
         refused: CommandError | None = None,
+        found: Mapping[str, Found] | None = None,
     ) -> Answer:
         table = self.table
         return {
@@ -218,7 +222,7 @@ class PinDesk:
             "budget_blocks": table.budget_blocks,
             "offload_tier": self._transfer.offload_tier,
             "kv_role": self._transfer.kv_role,
-            "pins": [self._describe(pin, released, now) for pin in pins],
+            "pins": [self._describe(pin, released, now, found or {}) for pin in pins],
             "released": [
                 {
                     "id": release.id,
@@ -230,15 +234,21 @@ class PinDesk:
             ],
         }
 
-    def _describe(self, entry: Watched, released: str, now: float) -> dict[str, Any]:
+    def _describe(
+        self, entry: Watched, released: str, now: float, found: Mapping[str, Found]
+    ) -> dict[str, Any]:
         table = self.table
         pin = entry if isinstance(entry, Pin) else None
         held = pin if pin is not None and not released else None
+        if held is not None:
+            there = found.get(held.id) or self._inspector.found(held)
+        else:
+            there = Found(table.resident_tokens(entry), 0)
         return {
             "id": entry.id,
             "tokens": len(entry.hashes) * table.block_size,
-            "resident_tokens": table.resident_tokens(entry),
-            "pinned_tokens": table.pinned_tokens(held) if held is not None else 0,
+            "resident_tokens": there.resident,
+            "pinned_tokens": there.pinned,
             "lease_left_s": _seconds(held.deadline - now) if held is not None else 0.0,
             "priority": pin.priority if pin is not None else 0,
             "hits": pin.hits if pin is not None else 0,

@@ -8,8 +8,8 @@ reference count is 1 is held by pins alone, and the budget counts unique blocks.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,10 +63,10 @@ class Release:
 class PinTable:
     """Holds the pins of one engine.
 
-    Invariants: ``_owners[b]`` is the number of pins that hold block b; each such block has exactly
-    one pool reference of ours; unique blocks never exceed the budget. An id is pinned or watched,
-    never both. ``dropped_blocks``: how many blocks of a cached head vLLM computes anew at every
-    hit, as it does for some ways of speculative decoding.
+    Invariants: ``_owners[b]`` is the number of pins that hold block b, ``_hashes[h]`` of those over
+    hash h; each such block has exactly one pool reference of ours; unique blocks never exceed the
+    budget. An id is pinned or watched, never both. ``dropped_blocks``: how many blocks of a cached
+    head vLLM computes anew at every hit, as it does for some ways of speculative decoding.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class PinTable:
         self._dropped_blocks = dropped_blocks
         self._pins: dict[str, Pin] = {}
         self._owners: dict[int, int] = {}
+        self._hashes: Counter[bytes] = Counter()
         self._releases: deque[Release] = deque(maxlen=MAX_RELEASES)
         self._next_deadline = float("inf")
         self._unique: tuple[Block, ...] | None = None
@@ -101,16 +102,18 @@ class PinTable:
 
     def check_budget(self, pin_id: str, hashes: Sequence[bytes]) -> None:
         """Refuses a pin that could never fit, before its tokens are computed."""
-        others = [pin for pin in self._pins.values() if pin.id != pin_id]
-        if len(others) >= MAX_PINS:
+        old = self._pins.get(pin_id)
+        if len(self._pins) - (old is not None) >= MAX_PINS:
             raise CommandError("TooManyPins", f"the engine holds {MAX_PINS} pins at most")
-        wanted = set(hashes).union(*(pin.hashes for pin in others))
-        self._refuse_over_budget(len(wanted))
+        wanted = set(hashes)
+        given_up = () if old is None else old.hashes
+        less = sum(self._hashes[each] == 1 and each not in wanted for each in given_up)
+        self._refuse_over_budget(len(self._hashes) - less + self._not_pinned(wanted))
 
     def check_room(self, hashes: Sequence[bytes]) -> None:
         """Refuses a warm-up for which pins would have to go: no user asked for it."""
-        held = {digest for pin in self._pins.values() for digest in pin.hashes}
-        needed, room = len(set(hashes) - held), self.cache.blocks_total - self.blocks_pinned
+        needed = self._not_pinned(set(hashes))
+        room = self.cache.blocks_total - self.blocks_pinned
         # The prompt has a token more than its full blocks.
         if needed + 1 > room:
             raise CommandError(
@@ -135,7 +138,9 @@ class PinTable:
         self._refuse_over_budget(len(kept | {item.block.block_id for item in held}))
 
         self._acquire(held)
+        self._hashes.update(hashes)
         if old is not None:
+            self._forget_hashes(old)
             self._give_back(old.held)
         before = old or self.watchlist.get(pin_id)
         same = before is not None and before.hashes == tuple(hashes)
@@ -160,7 +165,7 @@ class PinTable:
         pin = self._known(pin_id)
         renewed = replace(pin, deadline=now + lease, priority=priority)
         self._pins[pin_id] = renewed
-        self._note_change()
+        self._note_deadlines()
         return renewed
 
     def unpin(self, pin_id: str, *, now: float) -> Pin:
@@ -316,13 +321,26 @@ class PinTable:
 
     def _release(self, pin: Pin, reason: str, now: float, *, drop: bool = False) -> None:
         del self._pins[pin.id]
+        self._forget_hashes(pin)
         self._give_back(pin.held, drop=pin.hashes if drop else ())
         self._releases.append(Release(pin.id, reason, len(pin.held), now))
         self.watchlist.add(pin)
         self._note_change()
 
+    def _not_pinned(self, hashes: Collection[bytes]) -> int:
+        return sum(each not in self._hashes for each in hashes)
+
+    def _forget_hashes(self, pin: Pin) -> None:
+        for each in pin.hashes:
+            self._hashes[each] -= 1
+            if not self._hashes[each]:
+                del self._hashes[each]
+
     def _note_change(self) -> None:
         self._unique = None
+        self._note_deadlines()
+
+    def _note_deadlines(self) -> None:
         deadlines = (pin.deadline for pin in self._pins.values())
         self._next_deadline = min(deadlines, default=float("inf"))
 

@@ -40,6 +40,7 @@ _LOADING: Final = "WAITING_FOR_REMOTE_KVS"
 # Where releases keep requests that wait.
 _QUEUES: Final = ("waiting", "kv_holding_waiting", "skipped_waiting")
 _STATS_SECONDS: Final = 0.1
+_STATS_BLOCKS: Final = 4096
 
 
 def scheduler_class(*arguments: Any, **named: Any) -> Any:
@@ -368,11 +369,12 @@ class PinningMixin(_Base):  # type: ignore[misc]
         table = self._desk.table
         now = time.monotonic()
         if self._pin_only_stale and (not self.running or now >= self._pin_only_due):
-            # Counting visits every pinned block, so a busy engine does it a few times a second;
-            # steps that only decode change no reference count.
+            # Counting visits every pinned block, so a busy engine does it a few times a second,
+            # and more seldom the more there are; steps that only decode change no reference count.
             self._pin_only = table.pin_only_blocks()
             self._pin_only_stale = False
-            self._pin_only_due = now + _STATS_SECONDS
+            share = max(1.0, table.blocks_pinned / _STATS_BLOCKS)
+            self._pin_only_due = now + _STATS_SECONDS * share
         return float(max(0.0, usage - self._pin_only / max(1, table.cache.blocks_total)))
 
 

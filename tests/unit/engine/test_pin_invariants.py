@@ -70,6 +70,19 @@ class PinMachine(RuleBasedStateMachine):
         watched = {entry.id for entry in self.table.watchlist.entries}
         assert watched.isdisjoint(pin.id for pin in self.table.pins)
 
+    @rule(name=st.sampled_from("pqr"), text=st.text("ab", min_size=1, max_size=9))
+    def ask_for_room(self, name: str, text: str) -> None:
+        hashes = [text[:end].encode() for end in range(1, len(text) + 1)]
+        others = [pin.hashes for pin in self.table.pins if pin.id != name]
+        fits = len(set(hashes).union(*others)) <= self.table.budget_blocks
+        try:
+            self.table.check_budget(name, hashes)
+        except CommandError as refused:
+            if refused.reason != "BudgetExceeded":
+                raise
+            fits = not fits
+        assert fits
+
     @invariant()
     def references_are_ours(self) -> None:
         held = {item.block.block_id for pin in self.table.pins for item in pin.held}
