@@ -40,21 +40,23 @@ class Inspector:
         left = self._max_blocks
         for pin_id in tuple(self._known):
             pin = pins[pin_id]
-            self._known[pin_id] = (pin.held, self.found(pin))
-            self._known.move_to_end(pin_id)
+            self.found(pin)
             left -= len(pin.held)
             if left <= 0:
                 break
         return {pin_id: found for pin_id, (_, found) in self._known.items()}
 
     def found(self, pin: Pin) -> Found:
-        """One pin, looked at now."""
+        """One pin of the table, looked at now."""
         pinned = self._table.pinned_tokens(pin)
         whole = pinned == len(pin.hashes) * self._table.block_size
-        return Found(pinned if whole else self._table.resident_tokens(pin), pinned)
+        found = Found(pinned if whole else self._table.resident_tokens(pin), pinned)
+        self._known[pin.id] = (pin.held, found)
+        self._known.move_to_end(pin.id)
+        return found
 
     def _follow(self, pins: Mapping[str, Pin]) -> None:
-        """Forgets pins that went. What is pinned anew was looked at when it was."""
+        """Forgets pins that went. One that is pinned anew was found whole by that."""
         for pin_id in [each for each in self._known if each not in pins]:
             del self._known[pin_id]
         for pin in pins.values():

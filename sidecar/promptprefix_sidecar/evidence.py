@@ -26,6 +26,8 @@ def with_report(snapshot: Snapshot, report: PinReport, moment: Moment) -> Snapsh
     old = snapshot.plugin.report
     if old is not None and old.epoch != report.epoch:
         snapshot = forget_engine(snapshot)
+    elif old is not None:
+        report = report.with_doubts_of(old)
     snapshot = _after_reset(snapshot, report)
     plugin = PluginView(PluginStatus.WORKING, report=report)
     records = {

@@ -95,7 +95,7 @@ def _partings(snapshot: Snapshot, unwanted: Collection[str]) -> Iterator[KeepAct
 
 def _renew_at(pin: SeenPin, priority: int, policy: Policy) -> float:
     at = pin.seen_at
-    if pin.view.priority == priority:
+    if pin.view.priority == priority and not pin.doubted:
         at += pin.view.lease_left_s - policy.lease_s * RENEW_AT
     return max(at, pin.unanswered_at + policy.lease_s * RENEW_AGAIN_AFTER)
 

@@ -147,11 +147,13 @@ class SeenPin:
     """A pin and when (monotonic seconds) the engine spoke of it.
 
     Since then a renewal was sent at ``unanswered_at`` that got no answer; it may have been done.
+    ``doubted``: blocks of it may have gone since.
     """
 
     view: PinView
     seen_at: float
     unanswered_at: float = float("-inf")
+    doubted: bool = False
 
 
 @dataclass(frozen=True)
@@ -240,9 +242,26 @@ class PinReport:
     def unanswered(self, pin_id: str, now: float) -> PinReport:
         """Return the picture after a renewal that was not answered."""
         pin = self.pins.get(pin_id)
-        if pin is None:
-            return self
-        return replace(self, pins={**self.pins, pin_id: replace(pin, unanswered_at=now)})
+        return self if pin is None else self._with(replace(pin, unanswered_at=now))
+
+    def doubt(self, pin_id: str) -> PinReport:
+        """Return the picture after blocks of a pin may have gone.
+
+        The answer to its renewal says so for sure; of many pins a report looks at some only.
+        """
+        pin = self.pins.get(pin_id)
+        return self if pin is None else self._with(replace(pin, doubted=True))
+
+    def with_doubts_of(self, other: PinReport) -> PinReport:
+        """Return the picture with the doubts of an older one."""
+        report = self
+        for pin_id, pin in other.pins.items():
+            if pin.doubted:
+                report = report.doubt(pin_id)
+        return report
+
+    def _with(self, pin: SeenPin) -> PinReport:
+        return replace(self, pins={**self.pins, pin.view.id: pin})
 
 
 def whole_report(answer: PinAnswer, asked_at: float, now: float) -> PinReport:

@@ -34,7 +34,7 @@ def with_residencies(
     prefixes that evict each other must not keep the engine busy.
     """
     records = dict(snapshot.records)
-    asked = False
+    doubted: set[str] = set()
     told = snapshot.plugin.status is PluginStatus.WORKING
     for record_id, residency in found.items():
         record = records.get(record_id)
@@ -42,12 +42,12 @@ def with_residencies(
             continue
         if record_id in changed and _in_danger(record, residency):
             if record.pinned is Pinning.HARD:
-                asked = True
+                doubted.add(record.pin_id)
             else:
                 record = _shaken(record, residency, now, pace_s)
         records[record_id] = _known(record, residency, told=told)
-    if asked:
-        snapshot = _report_now(snapshot)
+    if doubted:
+        snapshot = _with_doubts(snapshot, doubted)
     if same(records, snapshot.records):
         return snapshot
     return settle(replace(snapshot, records=records))
@@ -92,10 +92,13 @@ def _known(record: Record, residency: Residency, *, told: bool) -> Record:
     )
 
 
-def _report_now(snapshot: Snapshot) -> Snapshot:
+def _with_doubts(snapshot: Snapshot, pin_ids: Collection[str]) -> Snapshot:
     """Hard pins are the plugin's to know: ask it now rather than at the next interval."""
     report = snapshot.plugin.report
     if report is None:
         return snapshot
-    plugin = replace(snapshot.plugin, report=replace(report, reported_at=NEVER))
-    return replace(snapshot, plugin=plugin)
+    for pin_id in pin_ids:
+        report = report.doubt(pin_id)
+    if not report.pins.keys() >= set(pin_ids):
+        report = replace(report, reported_at=NEVER)
+    return replace(snapshot, plugin=replace(snapshot.plugin, report=report))

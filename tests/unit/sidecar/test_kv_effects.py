@@ -8,9 +8,13 @@ import pytest
 
 from promptprefix.resource import OnIdle, Pinning
 from promptprefix.wire import Phase
+from promptprefix_sidecar.actions import Policy, Renew, Report
+from promptprefix_sidecar.clock import Moment
+from promptprefix_sidecar.evidence import with_report
 from promptprefix_sidecar.kv_events.effects import with_residencies
 from promptprefix_sidecar.kv_events.index import Residency, Standing
-from promptprefix_sidecar.snapshot import FOREVER, NEVER, Record, Snapshot
+from promptprefix_sidecar.plan import plan
+from promptprefix_sidecar.snapshot import FOREVER, Record, Snapshot
 
 from .records import pin, prepared, report, snapshot, warm
 
@@ -92,12 +96,17 @@ def test_without_a_pin_it_is_warmed_again_at_a_pace_and_no_eviction(residency: R
 
 def test_of_a_hard_pin_the_plugin_is_asked_at_once() -> None:
     pinned = warm()
-    known = snapshot(pinned, found=report(pin(pinned), at=49.0))
+    known = snapshot(pinned, found=report(pin(pinned, seen_at=49.0), at=49.0))
     found, record = after(known, LOST)
     assert record.phase is Phase.WARM
     assert (record.hard_evictions, record.unproved) == (0, False)
-    assert found.plugin.report is not None
-    assert found.plugin.report.reported_at == NEVER
+    assert plan(found, Policy(), NOW).keep == Renew(((pinned.pin_id, 0),))
+    assert not isinstance(plan(known, Policy(), NOW).keep, Renew)
+    # A report may have been made before, or look at other pins: the answer to the renewal decides.
+    reported = with_report(found, report(pin(pinned, seen_at=NOW), at=NOW), Moment(NOW, 0.0))
+    assert plan(reported, Policy(), NOW).keep == Renew(((pinned.pin_id, 0),))
+    unseen, _ = after(snapshot(pinned, found=report(at=49.0)), LOST)
+    assert plan(unseen, Policy(), NOW).keep == Report()
     quiet, _ = after(known, WHOLE)
     assert quiet.plugin is known.plugin
 
