@@ -11,8 +11,8 @@ from promptprefix.durations import parse_duration
 from promptprefix.fleet import Override, Prefix
 from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import Condition, OnIdle, PromptPrefixSpec
+from promptprefix.versions import UNTOLD
 from promptprefix.windows import Calendar, Hours
-from promptprefix.wire import MATCH_STEP_S
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,6 @@ def _decide(
     return False, Reason.IDLE, message
 
 
-_UNTOLD = timedelta(seconds=MATCH_STEP_S)
 _UNSEEN = (
     "Held whatever spec.idleTTL says: nobody tells of its matches. That takes the router, or a pod "
     "on which the engine plugin has pinned it since the engine started."
@@ -137,14 +136,11 @@ _UNSEEN = (
 
 
 def _used_until(prefix: Prefix, spec: PromptPrefixSpec, evidence: Evidence) -> datetime | None:
-    """Return until when its latest use holds it; without windows it is used when it is declared.
-
-    There may have been later matches than the latest that is known, by one step of telling.
-    """
+    """Return until when its latest use holds it; without windows it is used when it is declared."""
     if spec.idleTTL is None or not evidence.visible:
         return None
     matched = evidence.last_matched
-    uses = [None if matched is None else matched + _UNTOLD]
+    uses = [None if matched is None else matched + UNTOLD]
     if not spec.windows:
         uses += [prefix.created, prefix.version.since if prefix.version is not None else None]
     latest = max((each for each in uses if each is not None), default=None)

@@ -11,7 +11,10 @@ from datetime import datetime, timedelta
 
 from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, Snapshot, Version, owner
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
-from promptprefix.wire import Phase
+from promptprefix.wire import MATCH_STEP_S, Phase
+
+UNTOLD = timedelta(seconds=MATCH_STEP_S)
+"""There may have been later matches than the latest that is known, by so much."""
 
 EARLIER_KEPT = MAX_VERSIONS - 1
 """Versions that are remembered beside the one in force."""
@@ -31,10 +34,10 @@ def kept_until(
     """
     if version.superseded is None:
         return None
-    times = (version.superseded, version.last_matched, version.used, last_matched)
-    used = max(at for at in times if at is not None)
     end = version.superseded + retention.max_age
-    return min(min(used, end) + retention.idle, end)
+    matches = (version.last_matched, version.used, last_matched)
+    uses = (min(at, end) + UNTOLD for at in matches if at is not None)
+    return min(max((version.superseded, *uses)) + retention.idle, end)
 
 
 def retained(

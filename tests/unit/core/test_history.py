@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from promptprefix.fleet import Prefix, Retention, Version, placement_id
 from promptprefix.history import LONGEST_WAIT, QUIET, History, rebuilt
 from promptprefix.resource import VersionStatus
-from promptprefix.versions import EARLIER_KEPT, MATCH_LAG, kept_until, retained, version_statuses
+from promptprefix.versions import (
+    EARLIER_KEPT,
+    MATCH_LAG,
+    UNTOLD,
+    kept_until,
+    retained,
+    version_statuses,
+)
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 RETENTION = Retention(idle=timedelta(minutes=10), max_age=timedelta(hours=24))
@@ -216,7 +223,7 @@ def test_a_match_may_have_been_later_than_it_was_written(now: float, found: floa
     assert seen.used == at(found)
     assert seen.last_matched == at(min(100, now))
     gone = replace(seen, superseded=at(0))
-    assert kept_until(gone, None, RETENTION) == at(found) + RETENTION.idle
+    assert kept_until(gone, None, RETENTION) == at(found) + UNTOLD + RETENTION.idle
     [again] = History(seen).declare(version("a"), at(now)).versions
     assert (again.used, again.last_matched) == (seen.used, seen.last_matched)
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from promptprefix.fleet import Prefix, Retention, Snapshot, Version
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
 from promptprefix.versions import MATCH_STEP, kept_until, only_warm, retained, version_statuses
-from promptprefix.wire import Phase
+from promptprefix.wire import MATCH_STEP_S, Phase
 from tests.unit.core.fleets import pod, sidecar, state
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 RETENTION = Retention(idle=timedelta(minutes=10), max_age=timedelta(hours=1))
+STEP = MATCH_STEP_S / 60
 
 
 def version(name: str, **changes: object) -> Version:
@@ -37,11 +38,12 @@ def ago(minutes: float) -> datetime:
         (0, None, None, 10),
         (9, None, None, 1),
         (10, None, None, 0),
-        (30, ago(4), None, 6),
-        (30, None, ago(4), 6),
-        (30, ago(8), ago(4), 6),
-        (30, ago(4), ago(8), 6),
+        (30, ago(4), None, 6 + STEP),
+        (30, None, ago(4), 6 + STEP),
+        (30, ago(8), ago(4), 6 + STEP),
+        (30, ago(4), ago(8), 6 + STEP),
         (5, ago(40), None, 5),
+        (0.1, ago(0), None, 10 + STEP),
         (55, ago(0), ago(0), 5),
         (60, ago(0), ago(0), 0),
         (600, ago(0), None, -540),

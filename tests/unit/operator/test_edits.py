@@ -19,6 +19,7 @@ from promptprefix.placement import Planner
 from promptprefix.resource import Pinning, PromptPrefixStatus
 from promptprefix.versions import MATCH_LAG, only_warm
 from promptprefix.wire import (
+    MATCH_STEP_S,
     EngineState,
     Match,
     MatchReport,
@@ -188,7 +189,9 @@ def test_an_edit_keeps_the_old_text_until_nobody_sends_it() -> None:
     bench.match("one")
     bench.settle(IDLE_S - 10)
     assert bench.routed == [TWO, ONE]
-    bench.settle(10)
+    bench.settle(9 + MATCH_STEP_S)
+    assert bench.routed == [TWO, ONE], "later matches are told within a step"
+    bench.settle(1)
     assert bench.listed == [(TWO, 2)]
     assert bench.routed == [TWO]
     assert [bench.warm(pod) for pod in PODS] == [{TWO}] * 2
