@@ -26,6 +26,8 @@ from e2e.simulator.simulated_engine import EngineDownError, EngineGoneError, Sim
 from e2e.simulator.tokenizer import render, tokenize
 
 JSON = "application/json"
+VERSION = "0.32.0"
+"""Of the vLLM that is simulated."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Api:
             case "/health" | "/ping":
                 return Reply()
             case "/version":
-                return json_reply({"version": options.version})
+                return json_reply({"version": VERSION})
             case "/metrics":
                 return Reply(200, page(core).encode(), CONTENT_TYPE)
             case "/v1/models":

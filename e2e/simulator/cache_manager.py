@@ -19,9 +19,11 @@ class CacheStats:
 class CacheManager:
     """Finds, allocates, caches and frees. ``block_pool`` is where the pin plugin holds blocks."""
 
-    def __init__(self, pool: BlockPool, *, enable_caching: bool) -> None:
+    enable_caching = True
+    """The pin plugin asks for it."""
+
+    def __init__(self, pool: BlockPool) -> None:
         self.block_pool = pool
-        self.enable_caching = enable_caching
         self.stats = CacheStats()
         self._held: dict[str, list[Block]] = {}
         self._cached_blocks: dict[str, int] = {}
@@ -32,8 +34,6 @@ class CacheManager:
 
     def get_computed_blocks(self, request: SimRequest) -> list[Block]:
         """Return the cached head; the last token is always computed, for its logits."""
-        if not self.enable_caching:
-            return []
         found: list[Block] = []
         longest = (request.num_tokens - 1) // self.block_pool.block_size
         for digest in request.block_hashes[:longest]:
@@ -76,8 +76,7 @@ class CacheManager:
         self._held[request.request_id] = blocks
         if hit:
             self._cached_blocks[request.request_id] = len(hit)
-        if self.enable_caching:
-            self._cache(request, blocks, min(start + num_new_tokens, request.num_tokens) // size)
+        self._cache(request, blocks, min(start + num_new_tokens, request.num_tokens) // size)
         return new
 
     def free(self, request: SimRequest) -> None:

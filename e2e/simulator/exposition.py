@@ -55,7 +55,7 @@ def _lines(core: EngineCore) -> Iterator[str]:
     yield from _histogram("request_prefill_kv_computed_tokens", labels, core.computed)
     config = {
         "block_size": options.block_size,
-        "enable_prefix_caching": options.enable_prefix_caching,
+        "enable_prefix_caching": True,
         "engine": 0,
         "num_gpu_blocks": options.blocks,
         "num_gpu_blocks_override": options.blocks,

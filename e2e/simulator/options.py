@@ -55,23 +55,19 @@ class SimulatorOptions:
     """One simulated engine. ``blocks`` counts the null block, as vLLM's option does.
 
     ``max_batched_tokens``: token budget of one step. ``key``: of the pin plugin, which runs unless
-    ``plugin`` is off; ``pin_budget`` is its fraction of the blocks, ``hold_seconds`` how long a
-    warm-up waits behind users at most (real seconds, as leases are). ``start_seconds``: real
-    seconds between a start and the first answer. ``events``: KV events are recorded.
+    ``plugin`` is off; ``pin_budget`` is its fraction of the blocks. ``start_seconds``: real seconds
+    between a start and the first answer. ``events``: KV events are recorded.
     """
 
     model: str = "demo"
-    version: str = "0.32.0"
     blocks: int = 128
     block_size: int = 32
     max_model_len: int = 3840
     max_num_seqs: int = 16
     max_batched_tokens: int = 4096
-    enable_prefix_caching: bool = True
     key: bytes = field(default=b"", repr=False)
     plugin: bool = True
     pin_budget: float = 0.5
-    hold_seconds: float = 30.0
     dev_mode: bool = True
     adapters: tuple[Adapter, ...] = ()
     events: bool = False

@@ -107,7 +107,7 @@ class SimScheduler:
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=[SimpleNamespace(kv_cache_spec=FullAttentionSpec(options.block_size))]
         )
-        self.kv_cache_manager = CacheManager(pool, enable_caching=options.enable_prefix_caching)
+        self.kv_cache_manager = CacheManager(pool)
         self.requests: dict[str, SimRequest] = {}
         self.waiting: deque[SimRequest] = deque()
         self.running: list[SimRequest] = []
@@ -297,9 +297,7 @@ def pinning_scheduler(options: SimulatorOptions) -> Any:
     """Return the scheduler with the pin plugin's own code around it, or without, as wished."""
     if not options.plugin:
         return SimScheduler(options)
-    settings = Settings(
-        key=options.key, budget=options.pin_budget, hold_seconds=options.hold_seconds
-    )
+    settings = Settings(key=options.key, budget=options.pin_budget)
     base: Any = pinning_class(SimScheduler)
 
     class Configured(base):  # type: ignore[misc]
