@@ -20,6 +20,7 @@ from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import Pinning, PromptPrefixStatus
 from promptprefix.roles import apart, decodes
 from promptprefix.selector import LabelSelector
+from promptprefix.shortlist import shortlist
 from promptprefix.wire import EngineState, SidecarState
 from promptprefix_cli.declared import Declared
 from promptprefix_cli.input_error import InputError
@@ -308,8 +309,7 @@ def _name(row: Row | PodRow) -> str:
 
 
 def _named(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return (", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")) or "-"
+    return shortlist(names[:_NAMED], len(names)) or "-"
 
 
 def _columns(table: Sequence[tuple[str, ...]]) -> Iterator[str]:

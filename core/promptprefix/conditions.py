@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal
 
 from promptprefix.demand import ALWAYS, Demand
-from promptprefix.fleet import Prefix
+from promptprefix.fleet import Prefix, serves
 from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import (
     MAX_LINT,
@@ -21,6 +21,7 @@ from promptprefix.resource import (
     Problem,
     PromptPrefixStatus,
 )
+from promptprefix.shortlist import shortlist
 from promptprefix.versions import version_statuses
 from promptprefix.wire import EngineState, Phase, PlacementState
 
@@ -48,8 +49,8 @@ class Holding:
 
     @cached_property
     def serving(self) -> bool:
-        """Whether its engine answers; one that is down holds nothing, whatever was reported."""
-        return self.engine is not None and self.engine.healthy
+        """Whether its engine `serves`."""
+        return serves(self.engine)
 
     @cached_property
     def warm(self) -> bool:
@@ -372,8 +373,7 @@ def _told(pod: str, state: PlacementState) -> str:
 
 def _names(pods: Iterable[str]) -> str:
     names = sorted(pods)
-    rest = len(names) - _PODS_NAMED
-    return ", ".join(names[:_PODS_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return shortlist(names[:_PODS_NAMED], len(names))
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from promptprefix.conditions import Shortfall
-from promptprefix.fleet import Pod, Sidecar, owner
+from promptprefix.fleet import Pod, Sidecar, owner, serves
 from promptprefix.reasons import Reason
 from promptprefix.resource import Problem, PromptPrefixSpec
 from promptprefix.wire import EngineState, Phase, PlacementState
@@ -57,8 +57,8 @@ class Candidate:
 
     @property
     def serving(self) -> bool:
-        """Whether its engine answers; one that is down holds nothing, whatever was reported."""
-        return self.engine is not None and self.engine.healthy
+        """Whether its engine `serves`."""
+        return serves(self.engine)
 
     def phase(self, placement: str) -> Phase | None:
         """Return the reported phase of a placement, if it is reported."""

@@ -17,7 +17,7 @@ from promptprefix.resource import (
     PromptPrefixSpec,
     VersionStatus,
 )
-from promptprefix.wire import SidecarState
+from promptprefix.wire import EngineState, SidecarState
 
 Size: TypeAlias = tuple[int, int, tuple[str, ...]]
 """How large a version is by a report: block size, tokens, and digests of its heads."""
@@ -187,6 +187,11 @@ def placement_id(uid: str, model: str, content_digest: str, salt_digest: str = "
     salted = f"\n{salt_digest}" if salt_digest else ""
     version = hashlib.sha256(f"{model}\n{content_digest}{salted}".encode()).hexdigest()
     return f"{uid}-{version[:12]}"
+
+
+def serves(engine: EngineState | None) -> bool:
+    """Return whether an engine answers; one that is down holds nothing, whatever was reported."""
+    return engine is not None and engine.healthy
 
 
 def owner(placement: str) -> str:

@@ -13,6 +13,7 @@ from promptprefix.fleet import Limits
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
+from promptprefix.shortlist import shortlist
 
 _NAMED = 3
 _UNSIZED = "Prefixes of lower priority make room for it when its size is known."
@@ -125,11 +126,10 @@ def _placed(draft: Draft, behind: int) -> str:
 def _who(takers: Sequence[Taker]) -> str:
     if not takers:
         return ""
-    named = ", ".join(
+    named = [
         f"{each.name} (priority {each.priority}, {each.blocks} blocks)" for each in takers[:_NAMED]
-    )
-    rest = len(takers) - _NAMED
-    return f"Room is taken by {named}{f' and {rest} more' if rest > 0 else ''}. "
+    ]
+    return f"Room is taken by {shortlist(named, len(takers))}. "
 
 
 def _help(draft: Draft, lowest: int) -> str:

@@ -14,6 +14,7 @@ import structlog
 
 from promptprefix.crd import NAME, root_schema
 from promptprefix.resource import GROUP, KIND, PLURAL, VERSION
+from promptprefix.shortlist import shortlist
 from promptprefix_operator.api_server import ApiError, ApiServer, Json
 from promptprefix_operator.backoff import Backoff
 
@@ -85,11 +86,9 @@ def missing_fields(needed: Mapping[str, Any], served: Mapping[str, Any]) -> list
 def _compare(served: Json) -> None:
     missing = missing_fields(root_schema(), served)
     if missing:
-        named = ", ".join(missing[:_NAMED])
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         raise CrdTooOldError(
-            f"the CRD {NAME} in the cluster is older than this operator, it lacks {named}{more}: "
-            f"{REMEDY}"
+            f"the CRD {NAME} in the cluster is older than this operator, it lacks "
+            f"{shortlist(missing[:_NAMED], len(missing))}: {REMEDY}"
         )
 
 

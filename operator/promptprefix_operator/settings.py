@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from promptprefix.fleet import Limits, Retention
+from promptprefix.fleet import DEFAULT_RETENTION, Limits, Retention
 from promptprefix_operator.injection.options import InjectionOptions, PullPolicy, default_resources
 from promptprefix_operator.namespace_limits import LimitsByNamespace, limits_of, unserved
 
@@ -117,9 +117,13 @@ class Settings(BaseSettings):
 
     ``budgetShare`` is the part of each pod's pin budget, ``maxPriority`` caps the priorities.
     """
-    version_idle_seconds: float = Field(default=600.0, gt=0, le=_YEAR_S)
+    version_idle_seconds: float = Field(
+        default=DEFAULT_RETENTION.idle.total_seconds(), gt=0, le=_YEAR_S
+    )
     """An earlier text is held until no request has matched it for this long."""
-    version_max_age_seconds: float = Field(default=86_400.0, gt=0, le=_YEAR_S)
+    version_max_age_seconds: float = Field(
+        default=DEFAULT_RETENTION.max_age.total_seconds(), gt=0, le=_YEAR_S
+    )
     """An earlier text is held at most this long after another took its place."""
 
     @model_validator(mode="after")
