@@ -62,9 +62,34 @@ def test_what_is_larger_than_any_budget_is_told_so() -> None:
     )
     assert ready(made, "x")[2] == (
         "It takes 30 blocks, but pins may take at most 20 on a pod (namespace ml may use 50% of "
-        "the pin budget): shorten the text, or raise the pin budget or the size of the engines' "
-        "KV cache."
+        "the pin budget): shorten the text, or raise that share (the chart's value limits), the "
+        "pin budget or the size of the engines' KV cache."
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "ways"),
+    [
+        (
+            Limits(max_priority=100),
+            "shorten texts, lower replicas, add pods or raise the pin budget. A higher priority "
+            "would not: 100 is the highest that counts in namespace ml.",
+        ),
+        (
+            Limits(budget_share=0.5),
+            "a priority above 100, or shorten texts, lower replicas, add pods or raise the pin "
+            "budget or the namespace's share of it (the chart's value limits).",
+        ),
+    ],
+)
+def test_what_would_help_is_what_the_limits_of_the_namespace_allow(
+    limits: Limits, ways: str
+) -> None:
+    prefixes = [prefix(name, blocks=8, priority=100, age=age) for name, age in (("a", 1), ("b", 0))]
+    made = planned(
+        fleet(prefixes, pods(1), 20 if limits.budget_share < 1 else 10, limits={"ml": limits})
+    )
+    assert ready(made, "b")[2].endswith(f"What would help: {ways}")
 
 
 def test_a_capped_priority_is_told() -> None:
