@@ -6,6 +6,7 @@ has come for a while. The first text waits for nothing, nor does the return to o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -100,6 +101,16 @@ class History:
             kept = [each for each in kept if each.id not in gone]
         return self if len(kept) == len(self.earlier) else replace(self, earlier=tuple(kept))
 
+    def not_after(self, now: datetime) -> History:
+        """Return it without the times to come that a clock leaves that was set back."""
+        current = self.current and _not_after(self.current, now)
+        earlier = tuple(_not_after(each, now) for each in self.earlier)
+        pending = self.pending
+        if pending is not None and pending.last > now:
+            pending = replace(pending, first=min(pending.first, now), last=now)
+        same = all(map(operator.is_, (current, pending, *earlier), self._parts))
+        return self if same else History(current, earlier, pending)
+
     def matched(self, latest: Mapping[str, datetime]) -> History:
         """Take in the latest matches by version id."""
         if all(_matched(each, latest) is each for each in self.versions):
@@ -108,6 +119,10 @@ class History:
         return replace(
             self, current=current, earlier=tuple(_matched(each, latest) for each in self.earlier)
         )
+
+    @property
+    def _parts(self) -> tuple[object, ...]:
+        return (self.current, self.pending, *self.earlier)
 
     def _reaffirm(self, version: Version, current: Version) -> History:
         if current.readable and self.pending is None:
@@ -162,18 +177,29 @@ def rebuilt(
             model=model,
             fingerprint=each.fingerprint,
             content_digest=each.contentDigest,
-            since=min(each.since, now),
-            superseded=each.superseded and min(each.superseded, now),
-            last_matched=each.lastMatched and min(each.lastMatched, now),
-            used=each.lastMatched and min(min(each.lastMatched, now) + lag, now),
+            since=each.since,
+            superseded=each.superseded,
+            last_matched=each.lastMatched,
+            used=each.lastMatched and min(each.lastMatched, now) + lag,
             readable=False,
         )
         for each in statuses
     ]
+    versions = [_not_after(each, now) for each in versions]
     replaced = versions[1:] if versions and versions[0].superseded is None else versions
     return History(
         current=None if len(replaced) == len(versions) else versions[0],
         earlier=tuple(replace(each, superseded=each.superseded or now) for each in replaced),
+    )
+
+
+def _not_after(version: Version, now: datetime) -> Version:
+    times = (version.since, version.superseded, version.last_matched, version.used)
+    if all(at is None or at <= now for at in times):
+        return version
+    since, superseded, last_matched, used = (at and min(at, now) for at in times)
+    return replace(
+        version, since=since, superseded=superseded, last_matched=last_matched, used=used
     )
 
 

@@ -106,7 +106,7 @@ def version_statuses(
     ]
     if [_shape(each) for each in made] != [_shape(each) for each in prefix.versions]:
         return made
-    return [_steady(each, written[each.id]) for each in made]
+    return [_steady(each, written[each.id], now) for each in made]
 
 
 def _status(
@@ -128,10 +128,12 @@ def _shape(status: VersionStatus) -> tuple[str, int, datetime | None]:
     return status.id, status.warmPods, status.superseded
 
 
-def _steady(made: VersionStatus, written: VersionStatus) -> VersionStatus:
+def _steady(made: VersionStatus, written: VersionStatus, now: datetime) -> VersionStatus:
     """Return what is written, unless the match moved far enough to be written by itself."""
     before, after = written.lastMatched, made.lastMatched
-    if before is not None and (after is None or after - before < MATCH_STEP):
+    if before is None or before > now:
+        return made
+    if after is None or after - before < MATCH_STEP:
         return made.model_copy(update={"lastMatched": before})
     return made
 

@@ -160,6 +160,7 @@ class Declarations:
         known = self._known.get(resource.uid)
         if known is None:
             known = self._known[resource.uid] = _remembered(resource, now)
+        known.history = known.history.not_after(now)
         readings = _readings(resource, cluster)
         same = known.made is not None and all(
             map(operator.is_, known.made[0], (resource, *readings))

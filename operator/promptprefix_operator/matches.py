@@ -122,7 +122,9 @@ class Matches:
         if resource is None:
             return {}
         for version in resource.versions.values():
-            if version.shown is None or now >= version.shown + resource.step:
+            if version.latest is not None and version.latest > now:
+                version.latest = now  # the clock was set back
+            if version.shown is None or not version.shown <= now < version.shown + resource.step:
                 version.shown = version.latest
         found = resource.versions.items()
         return {id_: each.shown for id_, each in found if each.shown is not None}

@@ -127,6 +127,13 @@ def test_the_status_tells_of_each_version() -> None:
     ]
 
 
+def test_a_match_that_was_written_by_a_wrong_clock_is_written_anew() -> None:
+    [current, _] = statuses(PREFIX, {"u-new": 1, "u-old": 1})
+    ahead = current.model_copy(update={"lastMatched": NOW + timedelta(hours=1)})
+    [seen] = statuses(replace(PREFIX, earlier=(), versions=(ahead,)), {"u-new": 1}, 1)
+    assert seen.lastMatched == NOW
+
+
 def test_no_match_is_written_before_it_was() -> None:
     never = datetime.max.replace(tzinfo=UTC)
     ahead = replace(PREFIX, version=replace(CURRENT, last_matched=never))

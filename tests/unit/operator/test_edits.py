@@ -51,11 +51,12 @@ def id_of(text: str) -> str:
 class Bench:
     """An operator, a resource and two pods; ``seconds`` have passed. ``spoilt`` pods warm nothing.
 
+    ``ahead`` is by how many seconds the operator's clock is wrong.
     ``writes`` counts the statuses that differ from the one before.
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds = self.ahead = 0.0
         self.generation = 0
         self.writes = 0
         self.spec: dict[str, Any] = {}
@@ -66,7 +67,7 @@ class Bench:
 
     @property
     def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
+        return START + timedelta(seconds=self.seconds + self.ahead)
 
     def restart(self) -> None:
         """Start an operator that knows only what is in the cluster."""
@@ -238,6 +239,28 @@ def test_a_failed_warm_up_takes_nothing_away_for_ever() -> None:
     bench.held["p0"] = tuple(each for each in bench.held["p0"] if each.id == ONE)
     bench.settle()
     assert bench.warm("p0") == {id_of("five")}, "its time was over long ago"
+
+
+def test_a_clock_that_is_set_back_delays_no_edit_and_keeps_no_text_for_longer() -> None:
+    bench = Bench()
+    bench.ahead = 86_400.0
+    bench.rollout("one")
+    bench.edit("two")
+    bench.step()
+    bench.ahead = 0.0
+    bench.settle()
+    bench.settle(QUIET.total_seconds())
+    assert bench.listed == [(TWO, 2), (ONE, 2)]
+
+    bench.ahead = 3_600.0
+    bench.match("one")
+    bench.settle(1)
+    bench.ahead = 0.0
+    bench.settle(1)
+    bench.settle(IDLE_S + MATCH_STEP_S - 1)
+    assert bench.listed == [(TWO, 2), (ONE, 2)]
+    bench.settle(1)
+    assert bench.listed == [(TWO, 2)]
 
 
 def test_the_reports_are_looked_through_once_for_all_texts_that_are_too_many(

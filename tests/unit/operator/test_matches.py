@@ -104,6 +104,19 @@ def test_a_match_of_the_past_does_not_replace_a_later_one() -> None:
     assert desk.shown() == 0.0
 
 
+def test_a_clock_that_is_set_back_takes_no_match_to_come_for_one() -> None:
+    desk = Desk(prefix(ttl="60s"))
+    desk.seconds = 3_600.0
+    desk.take("u-new")
+    assert desk.shown() == 3_600.0
+    desk.seconds = 100.0
+    assert desk.shown() == 100.0
+    desk.seconds = 150.0
+    desk.take("u-new")
+    desk.seconds = 160.0
+    assert desk.shown() == 150.0
+
+
 def test_traffic_alone_moves_what_is_shown_seldom_and_wakes_nobody() -> None:
     desk = Desk(prefix())
     moves: list[float | None] = []
