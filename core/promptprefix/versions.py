@@ -20,9 +20,14 @@ EARLIER_KEPT = MAX_VERSIONS - 1
 """Versions that are remembered beside the one in force."""
 
 MATCH_STEP = timedelta(minutes=5)
-"""``lastMatched`` in a status moves by at least this, so that matches alone write it seldom;"""
-MATCH_LAG = MATCH_STEP - timedelta(seconds=1)
-"""and lags by at most this."""
+"""What routers tell of matches is taken over in steps of this: traffic alone plans nothing."""
+WRITE_STEP = MATCH_STEP - timedelta(minutes=1)
+"""``lastMatched`` in a status moves by at least this, so that matches alone write it seldom.
+
+It is shorter, as the match that is taken over after a step is a while ago.
+"""
+MATCH_LAG = WRITE_STEP + MATCH_STEP + timedelta(minutes=3)
+"""``lastMatched`` lags by at most this; a pass and the patience of the writer are in it."""
 
 
 def kept_until(
@@ -133,7 +138,7 @@ def _steady(made: VersionStatus, written: VersionStatus, now: datetime) -> Versi
     before, after = written.lastMatched, made.lastMatched
     if before is None or before > now:
         return made
-    if after is None or after - before < MATCH_STEP:
+    if after is None or after - before < WRITE_STEP:
         return made.model_copy(update={"lastMatched": before})
     return made
 

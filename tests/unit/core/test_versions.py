@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from promptprefix.fleet import Prefix, Retention, Snapshot, Version
 from promptprefix.resource import MAX_VERSIONS, VersionStatus
-from promptprefix.versions import MATCH_STEP, kept_until, only_warm, retained, version_statuses
+from promptprefix.versions import WRITE_STEP, kept_until, only_warm, retained, version_statuses
 from promptprefix.wire import MATCH_STEP_S, Phase
 from tests.unit.core.fleets import pod, sidecar, state
 
@@ -160,8 +160,8 @@ def test_an_earlier_version_is_listed_from_its_first_holder_on_as_long_as_it_is_
 def test_matches_alone_write_seldom() -> None:
     first = statuses(PREFIX, {"u-old": 1}, old=NOW)
     prefix = replace(PREFIX, versions=tuple(first))
-    step = MATCH_STEP.total_seconds() / 60
-    soon, late = NOW + timedelta(minutes=step - 0.1), NOW + MATCH_STEP
+    step = WRITE_STEP.total_seconds() / 60
+    soon, late = NOW + timedelta(minutes=step - 0.1), NOW + WRITE_STEP
     assert statuses(prefix, {"u-old": 1}, minutes=1) == first, "engines forget what they counted"
     assert statuses(prefix, {"u-old": 1}, minutes=step, old=soon) == first
     [_, moved] = statuses(prefix, {"u-old": 1}, minutes=step, old=late)
@@ -193,4 +193,4 @@ def test_a_status_that_was_written_is_not_written_again(
         )
         shapes.append((new, old))
     changes = sum(one != other for one, other in pairwise(shapes))
-    assert writes <= 2 + changes + (now - NOW) / MATCH_STEP
+    assert writes <= 2 + changes + (now - NOW) / WRITE_STEP

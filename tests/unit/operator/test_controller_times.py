@@ -71,7 +71,7 @@ def test_restarts_wait_for_matches_that_were_not_written_but_write_none() -> Non
     bench.controller.step()
     bench.report(phase=Phase.WARM, last_hit=EDGE.timestamp())
     bench.controller.step()
-    for minutes, told in ((11, ("True", "InUse")), (6, ("False", "Idle"))):
+    for minutes, told in ((11, ("True", "InUse")), (12, ("False", "Idle"))):
         clock.time += timedelta(minutes=minutes)
         written = bench.status
         bench = Bench(clock, idleTTL="10m")

@@ -17,7 +17,7 @@ from promptprefix.history import QUIET
 from promptprefix.payload import Payload
 from promptprefix.placement import Planner
 from promptprefix.resource import Pinning, PromptPrefixStatus
-from promptprefix.versions import MATCH_LAG, only_warm
+from promptprefix.versions import MATCH_LAG, MATCH_STEP, WRITE_STEP, only_warm
 from promptprefix.wire import (
     MATCH_STEP_S,
     EngineState,
@@ -342,6 +342,28 @@ def test_a_failover_over_an_unchanged_fleet_writes_nothing(matched: bool) -> Non
     bench.settle(11)
     bench.settle(30)
     assert (bench.status, bench.writes) == (before, writes)
+
+
+@pytest.mark.parametrize(
+    ("gap", "longest"), [(7, MATCH_STEP + timedelta(minutes=1)), (295, MATCH_LAG)]
+)
+def test_what_is_written_of_matches_lags_by_no_more_than_restarts_reckon_with(
+    gap: int, longest: timedelta
+) -> None:
+    bench = Bench()
+    bench.rollout("one")
+    last, writes, begin = bench.now, bench.writes, bench.seconds
+    for second in range(4_000):
+        bench.seconds += 1
+        if second % gap == 0:
+            bench.match("one")
+            last = bench.now
+        if second % 5 == 0:
+            bench.step()
+        assert bench.status is not None
+        [written] = bench.status.versions
+        assert written.lastMatched is None or last - written.lastMatched <= longest
+    assert bench.writes - writes <= 1 + (bench.seconds - begin) / WRITE_STEP.total_seconds()
 
 
 def test_a_transition_is_written_with_two_writes_and_rest_with_none() -> None:
