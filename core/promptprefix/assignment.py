@@ -23,24 +23,47 @@ def assign(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Stat
     """Choose the pods of all drafts; add those to ``moved`` on which somebody came or went."""
     for draft in drafts:
         draft.sync(moved)
-    if any(station.ledger.used > station.ledger.budget for station in stations):
-        # Not all can stay, so it matters who comes first.
-        for station in stations:
-            station.ledger.clear()
-        for draft in drafts:
-            draft.keep_none()
-        in_order = sorted(drafts, key=attrgetter("order"))
-        for _, equals in groupby(in_order, key=attrgetter("priority")):
-            rivals = list(equals)
-            for draft in rivals:
-                draft.keep_in_turn(resting=False)
-            for draft in rivals:
-                if draft.sized:
-                    draft.keep_in_turn(resting=True)
-        for draft in in_order:
-            if not draft.sized:
-                draft.keep_in_turn(resting=True)
-        moved.update(stations)
+    if not _have_room(drafts, stations, moved):
+        _keep_in_turn(drafts, stations, moved)
     room = Room(moved)
     room.fill(draft for draft in drafts if draft.missing > 0 and draft.open)
     room.stand_in(draft for draft in drafts if draft.failed and draft.stand_ins > 0)
+
+
+def _have_room(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Station]) -> bool:
+    """Let all rest where there is room beside what they have claimed.
+
+    Return whether that is what they would keep in turn. It is not if there is not room for all that
+    they have claimed, or if one that rests would come before others of lower priority.
+    """
+    if any(station.ledger.used > station.ledger.budget for station in stations):
+        return False
+    rest = [draft for draft in drafts if draft.rests]
+    for draft in sorted(rest, key=lambda each: (not each.sized, each.order)):
+        draft.keep_synced()
+        for stay in draft.keep_in_turn(moved, resting=True):
+            if draft.sized and stay.station.ledger.could(draft, stay.first):
+                return False
+    return True
+
+
+def _keep_in_turn(
+    drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Station]
+) -> None:
+    """Let all keep the pods that have room, those who come first before the others."""
+    for station in stations:
+        station.ledger.clear()
+    for draft in drafts:
+        draft.keep_none()
+    in_order = sorted(drafts, key=attrgetter("order"))
+    for _, equals in groupby(in_order, key=attrgetter("priority")):
+        rivals = list(equals)
+        for draft in rivals:
+            draft.keep_in_turn(moved, resting=False)
+        for draft in rivals:
+            if draft.sized:
+                draft.keep_in_turn(moved, resting=True)
+    for draft in in_order:
+        if not draft.sized:
+            draft.keep_in_turn(moved, resting=True)
+    moved.update(stations)

@@ -13,7 +13,7 @@ from datetime import datetime
 from promptprefix.circles import Circle
 from promptprefix.conditions import Holding, Outlook
 from promptprefix.demand import Demand, Evidence, demand, let_go
-from promptprefix.draft import Draft, Stay, Tenure
+from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Prefix, Snapshot
 from promptprefix.heads import NOTHING, Families, Footprint, Head
@@ -22,6 +22,7 @@ from promptprefix.resource import OnIdle, PromptPrefixStatus
 from promptprefix.roster import Company, Station, tie_of
 from promptprefix.routes import route_prefix_of, routed_versions
 from promptprefix.sizes import Remembered, Sizes, heads_of, sizes_of
+from promptprefix.stays import Stay
 from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
 from promptprefix.wire import Phase, Placement, PlacementState, RoutePrefix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import attrgetter
 
@@ -15,34 +15,8 @@ from promptprefix.heads import NOTHING, Families, Footprint
 from promptprefix.resource import Pinning
 from promptprefix.roster import Station
 from promptprefix.sizes import Sizes
+from promptprefix.stays import SPARE, Quota, Stay
 from promptprefix.wire import Placement
-
-_SPARE = 2
-"""On so many pods more than are wanted it is tried, where it could not be warmed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A pod that holds a prefix already, and the room that it would keep there.
-
-    ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
-    ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there;
-    ``resting``: nor is any of it held there, or to be held. ``failed``: the pod could not warm it.
-    """
-
-    station: Station
-    standing: Standing
-    first: Footprint
-    second: Footprint | None = None
-    old: bool = False
-    cold: bool = False
-    resting: bool = False
-    failed: bool = False
-
-    @property
-    def rank(self) -> tuple[bool, bool]:
-        """Where it stands among others: the warm first, those that failed last."""
-        return self.cold, self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +46,7 @@ class Draft:
 
     __slots__ = (
         "_kept",
-        "_limits",
+        "_quota",
         "_synced",
         "_taken",
         "awaited",
@@ -91,6 +65,7 @@ class Draft:
         "priority",
         "rank",
         "resting",
+        "rests",
         "sizes",
         "stays",
         "until",
@@ -119,10 +94,11 @@ class Draft:
         self.until: datetime | None = None
         self.holders: Mapping[str, Sequence[Station]] = {}
         self._kept: tuple[tuple[object, ...], Sequence[Stay], tuple[int, int]] = ((), (), (0, 0))
+        self.rests = False
         self.measuring: Station | None = None
         self.measured: tuple[Placement, ...] = ()
         self._synced: Sequence[Stay] | None = None
-        self._limits = _Limits(False, 0, 0)
+        self._quota = Quota(False, 0, 0)
         self._taken: list[Stay] = []
 
     @property
@@ -135,7 +111,7 @@ class Draft:
         """On how many pods more it is to be tried, because some could not warm it."""
         if self.every or not self.open or not self.demand.held or self.missing > 0:
             return 0
-        return min(len(self.failed), self.missing + _SPARE)
+        return min(len(self.failed), self.missing + SPARE)
 
     @property
     def open(self) -> bool:
@@ -176,7 +152,10 @@ class Draft:
         return self.sizes.declared(self.prefix, station)
 
     def sync(self, moved: set[Station]) -> None:
-        """Claim room on all pods that it wants to keep, whether they have it or not."""
+        """Claim room on all pods that it wants to keep, whether they have it or not.
+
+        Those where it rests are left to `keep_in_turn`.
+        """
         kept = self._wanted_stays()
         if kept is self._synced:
             return
@@ -201,10 +180,11 @@ class Draft:
         replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
         key = (self.stays, wanted, eligible, self.demand.held, replicas)
         if self._kept[0] != key:
-            kept: Sequence[Stay] = self.stays
+            kept = [stay for stay in self.stays if not stay.resting]
+            self.rests = len(kept) < len(self.stays)
             if not self.every:
-                limits = self._new_limits()
-                kept = [stay for stay in self.stays if limits.take(stay)]
+                quota = self._new_quota()
+                kept = [stay for stay in kept if quota.take(stay)]
             self._kept = (key, kept, self._counts(wanted, kept))
             self._synced = None
         self.wanted, self.resting = self._kept[2]
@@ -218,15 +198,15 @@ class Draft:
         eligible = len(circle.eligible)
         return spec.pods_wanted(eligible), eligible
 
-    def _new_limits(self) -> _Limits:
+    def _new_quota(self) -> Quota:
         """Return on how many pods it stays; a share of pods counts those that recover, too."""
         spec, held = self.prefix.spec, self.demand.held
         wanted, eligible = self._numbers()
         if spec is None or isinstance(spec.replicas, int):
-            return _Limits(held, wanted, max(0, wanted - eligible))
+            return Quota(held, wanted, max(0, wanted - eligible))
         recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in self.stays)
         more = spec.pods_wanted(eligible + recovering) - wanted
-        return _Limits(held, wanted, more) if held else _Limits(held, wanted + more, 0)
+        return Quota(held, wanted, more) if held else Quota(held, wanted + more, 0)
 
     def _counts(self, wanted: int, kept: Sequence[Stay]) -> tuple[int, int]:
         """Return on how many pods it is wanted and on how many asleep.
@@ -241,36 +221,46 @@ class Draft:
         return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
 
     def keep_none(self) -> None:
-        """Begin to `keep_in_turn`."""
-        self.claims, self._synced, self._taken = {}, None, []
-        self.olds = frozenset()
-        self._limits = self._new_limits()
+        """Begin to `keep_in_turn` with no pods."""
+        self.claims, self._synced = {}, None
+        self._quota, self._taken = self._new_quota(), []
+        self._count_taken()
 
-    def keep_in_turn(self, *, resting: bool) -> None:
+    def keep_synced(self) -> None:
+        """Begin to `keep_in_turn` with those that `sync` has claimed."""
+        self._quota, self._taken = self._new_quota(), list(self._kept[1])
+        for stay in self._taken:
+            self._quota.take(stay)
+
+    def keep_in_turn(self, moved: set[Station], *, resting: bool) -> Sequence[Stay]:
         """Keep the pods that have room and are wanted, those first that should stay first.
 
         Those where it rests have their turn when all of the same priority have kept the others.
+        Returned are those that are wanted and have no room.
         """
-        olds, limits = set(self.olds), self._limits
+        refused, taken = [], len(self._taken)
         for stay in self.stays:
-            ledger = stay.station.ledger
-            if stay.resting is not resting:
+            if stay.resting is not resting or not (self.every or self._quota.may(stay)):
                 continue
-            if not self.every and not limits.may(stay):
-                continue
-            if ledger.take(self, stay.first):
-                room, old = stay.first, stay.old
-            elif stay.second is not None and ledger.take(self, stay.second):
-                room, old = stay.second, True
+            if stay.station.ledger.take(self, stay.first):
+                kept = stay
+            elif stay.second is not None and stay.station.ledger.take(self, stay.second):
+                kept = replace(stay, first=stay.second, second=None, old=True)
             else:
+                refused.append(stay)
                 continue
-            limits.take(stay)
-            self._taken.append(stay)
-            self.claims[stay.station] = room
-            if old:
-                olds.add(stay.station)
+            self._quota.take(stay)
+            self._taken.append(kept)
+            self.claims[stay.station] = kept.first
+            moved.add(stay.station)
+        if len(self._taken) > taken:
+            self._synced = None
+            self._count_taken()
+        return refused
+
+    def _count_taken(self) -> None:
         self.chosen = sorted(self.claims, key=attrgetter("order"))
-        self.olds = frozenset(olds)
+        self.olds = frozenset(stay.station for stay in self._taken if stay.old)
         self.failed = frozenset(stay.station for stay in self._taken if stay.failed)
         self.wanted, self.resting = self._counts(self._numbers()[0], self._taken)
 
@@ -348,46 +338,6 @@ class Draft:
         for station in self.claims:
             station.ledger.give_back(self)
         moved.update(self.claims)
-
-
-class _Limits:
-    """On how many healthy pods a prefix stays, and on how many that may recover.
-
-    An engine that restarts keeps its place only as long as no healthy pod can take it, and a pod
-    that could not warm it until others have done so. What is not held stays on ``healthy`` pods of
-    either kind.
-    """
-
-    def __init__(self, held: bool, healthy: int, recovering: int) -> None:
-        self._held = held
-        self._healthy = healthy
-        self._recovering = recovering
-        self._unwarmed = healthy
-        self._spare = _SPARE
-
-    def may(self, stay: Stay) -> bool:
-        """Whether one more may stay."""
-        if stay.standing is not Standing.ELIGIBLE and self._held:
-            return self._recovering > 0
-        return self._healthy > 0 or self._tries(stay)
-
-    def take(self, stay: Stay) -> bool:
-        """Whether one more may stay; count it."""
-        if not self.may(stay):
-            return False
-        if stay.standing is not Standing.ELIGIBLE and self._held:
-            self._recovering -= 1
-            return True
-        if self._healthy > 0:
-            self._healthy -= 1
-        else:
-            self._spare -= 1
-        self._unwarmed -= not stay.cold
-        return True
-
-    def _tries(self, stay: Stay) -> bool:
-        """Whether a pod that could not warm it goes on beside those that stand in for it."""
-        return stay.failed and self._unwarmed > 0 and self._spare > 0
 
 
 def order_of(prefix: Prefix, priority: int) -> tuple[int, float, str]:

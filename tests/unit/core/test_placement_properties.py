@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from random import Random
+from unittest.mock import patch
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -153,6 +154,17 @@ def test_what_a_planner_remembers_changes_no_plan(seed: int) -> None:
             snapshot = obeyed(snapshot, planned(snapshot))
             assert planner.plan(snapshot, NOW) == planned(snapshot)
         snapshot = mixed(rng, snapshot, fleet_of(seed + turn + 1))
+
+
+@MANY
+@given(SEEDS)
+def test_where_all_have_room_they_keep_what_they_would_keep_in_turn(seed: int) -> None:
+    snapshot = fleet_of(seed)
+    for _ in range(2):
+        with patch("promptprefix.assignment._have_room", return_value=False):
+            in_turn = planned(snapshot)
+        assert planned(snapshot) == in_turn
+        snapshot = obeyed(snapshot, in_turn)
 
 
 @settings(max_examples=30, deadline=None)
