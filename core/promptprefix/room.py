@@ -32,10 +32,11 @@ class Room:
             self._wait(draft)
         while self._queue:
             _, draft = heapq.heappop(self._queue)
-            if draft.circle is None or draft.missing <= 0 or not draft.open:
+            circle = draft.circle
+            if circle is None or draft.missing <= 0 or not draft.open or self._shut(draft, circle):
                 continue
             found = self._on_all if draft.every else self._spread
-            draft.choose(found(draft, draft.circle), self._moved)
+            draft.choose(found(draft, circle), self._moved)
 
     def stand_in(self, drafts: Iterable[Draft]) -> None:
         """Try those who could not be warmed somewhere on other pods that have free room."""
@@ -72,6 +73,8 @@ class Room:
                 self._displace(station, victims)
                 station.ledger.take(draft, footprint)
             chosen.append(station)
+        if not chosen:
+            self._bound(draft, circle)
         return chosen
 
     def _spread(self, draft: Draft, circle: Circle) -> list[Station]:
@@ -87,21 +90,28 @@ class Room:
 
     def _cleared(self, search: _Search) -> Station | None:
         """Return a pod after those of lower priority have made room there, doing least harm."""
-        circle = search.circle
         if not search.draft.sized:
-            return None
-        if search.least > self._bounds.get(circle, search.least):
             return None
         found = search.clearable()
         if found is None:
-            # No later search finds more: room only goes to those who are served before.
-            priority = search.draft.priority
-            rooms = (each.ledger.room(priority) for each in circle.eligible)
-            self._bounds[circle] = max(rooms, default=0)
+            self._bound(search.draft, search.circle)
             return None
         station, victims = found
         self._displace(station, victims)
         return station
+
+    def _bound(self, draft: Draft, circle: Circle) -> None:
+        """Note the most room that is left for its priority.
+
+        No later search finds more: room only goes to those who are served before.
+        """
+        rooms = (each.ledger.room(draft.priority) for each in circle.eligible)
+        self._bounds[circle] = max(rooms, default=0)
+
+    def _shut(self, draft: Draft, circle: Circle) -> bool:
+        """Whether a search before has shown that no pod has room for it."""
+        bound = self._bounds.get(circle)
+        return bound is not None and _least(draft, circle) > bound
 
     def _displace(self, station: Station, victims: Sequence[Claimant]) -> None:
         for victim in victims:
@@ -126,7 +136,7 @@ class _Search:
     def __init__(self, draft: Draft, circle: Circle) -> None:
         self.draft = draft
         self.circle = circle
-        self.least = draft.sizes.least(draft.prefix, circle.block_sizes)
+        self.least = _least(draft, circle)
         self.chosen: list[Station] = []
         self._taken = set(draft.claims)
         self._zones = Counter(station.zone for station in draft.claims)
@@ -178,3 +188,8 @@ class _Search:
     def _fits(self, station: Station) -> bool:
         footprint = self.draft.footprint(station)
         return station not in self._taken and station.ledger.fits(footprint)
+
+
+def _least(draft: Draft, circle: Circle) -> int:
+    """Return the room that it takes at least, on any pod."""
+    return draft.sizes.least(draft.prefix, circle.block_sizes)
