@@ -144,6 +144,7 @@ def carried_out(snapshot: Snapshot, made: Plan) -> Snapshot:
                 ),
             ),
             frozenset(held.id for held in made.desired[uid]),
+            frozenset(held.id for held in made.desired[uid] if held.release is not None),
         )
         for uid, each in snapshot.sidecars.items()
     }
@@ -172,7 +173,7 @@ def reported(snapshot: Snapshot, turn: int) -> Snapshot:
         for each in before.state.placements
     )
     state = before.state.model_copy(update={"placements": placements})
-    return replace(snapshot, sidecars={**snapshot.sidecars, uid: Sidecar(state, before.told)})
+    return replace(snapshot, sidecars={**snapshot.sidecars, uid: replace(before, state=state)})
 
 
 def edited(snapshot: Snapshot, turn: int) -> Snapshot:
