@@ -35,6 +35,14 @@ A resource that warms on many pods would otherwise be written once for each of t
 at any time how far it is.
 """
 
+WHY_BURST = 2
+WHY_SECONDS = PROGRESS_SECONDS
+"""Why a prefix has too few pods is written so often at once, and then once in so many seconds.
+
+It changes with every other prefix that is warmed and every pod that comes or goes; but what its
+size turned out to be must not wait.
+"""
+
 WRITE_BURST = 12
 WRITE_SECONDS = 10.0
 """A resource's status is written so often at once, and then once in so many seconds.
@@ -53,6 +61,8 @@ _CONCURRENT_WRITES = 16
 _PROGRESS = (Reason.WARMING, Reason.RECONCILING, Reason.RELEASING, Reason.SUSPENDED)
 _FAR = (*_PROGRESS, Reason.ENGINE_NOT_HEALTHY)
 """Reasons whose message says how far it is."""
+_SHORT = (Reason.BUDGET_EXCEEDED, Reason.INSUFFICIENT_PODS)
+"""Reasons whose message tells of others."""
 
 log = structlog.get_logger(__name__)
 
@@ -89,6 +99,7 @@ class StatusWriter:
         backoff = Backoff()
         writes = Allowance(self._clock, WRITE_BURST, WRITE_SECONDS)
         told = Allowance(self._clock, EVENT_BURST, EVENT_SECONDS)
+        whys = Allowance(self._clock, WHY_BURST, WHY_SECONDS)
         written: PromptPrefixStatus | None = None
         written_at = 0.0
         while True:
@@ -96,7 +107,7 @@ class StatusWriter:
             if resource is None or wanted is None or wanted == resource.status:
                 await passed()
                 continue
-            rest = 0.0 if written is None else self._rest(wanted, written, written_at)
+            rest = 0.0 if written is None else self._rest(wanted, written, written_at, whys)
             if (rest := max(rest, writes.wait)) > 0:
                 await _within(passed, rest)
                 continue
@@ -116,17 +127,25 @@ class StatusWriter:
                 continue
             backoff.reset()
             writes.take()
+            if written is not None and _explains(wanted, written):
+                whys.take()
             self._metrics.status_writes.labels("written").inc()
             if (notice := _transition(resource, wanted, written)) is not None and told.take():
                 self._events.post(notice)
             written, written_at = wanted, self._clock()
 
     def _rest(
-        self, wanted: PromptPrefixStatus, written: PromptPrefixStatus, written_at: float
+        self,
+        wanted: PromptPrefixStatus,
+        written: PromptPrefixStatus,
+        written_at: float,
+        whys: Allowance,
     ) -> float:
         """Return in how many seconds ``wanted`` may be written after ``written``."""
         if _timeless(wanted) == _timeless(written):
             patience = self._rewrite_seconds
+        elif _explains(wanted, written):
+            return whys.wait
         elif _verdicts(wanted) == _verdicts(written):
             patience = PROGRESS_SECONDS
         else:
@@ -184,17 +203,25 @@ def _verdicts(status: PromptPrefixStatus) -> object:
     """Return what is told of the resource without how far it is.
 
     The message of `Active` is no progress: it tells people on call what became of an order. Nor is
-    why a prefix is not Ready, where that is not a matter of time.
+    why a prefix is not Ready, where that is neither a matter of time nor of others.
     """
     conditions = [
         (each.type, each.status, each.reason, each.observedGeneration) for each in status.conditions
     ]
     active = [each.message for each in status.conditions if each.type == ConditionType.ACTIVE]
-    ready = _ready(status)
-    why = ready.message if ready and ready.status != "True" and ready.reason not in _FAR else ""
+    ready, moving = _ready(status), (*_FAR, *_SHORT)
+    why = ready.message if ready and ready.status != "True" and ready.reason not in moving else ""
     hours = (status.activeWindow, status.nextTransitionTime)
     versions = [each.id for each in status.versions]
     return status.fingerprint, versions, conditions, active, why, hours
+
+
+def _explains(wanted: PromptPrefixStatus, written: PromptPrefixStatus) -> bool:
+    """Whether of the verdicts only what other prefixes and pods have to do with them differs."""
+    one, other = _ready(wanted), _ready(written)
+    if one is None or other is None or one.reason not in _SHORT or one.message == other.message:
+        return False
+    return _verdicts(wanted) == _verdicts(written)
 
 
 def _timeless(status: PromptPrefixStatus) -> PromptPrefixStatus:

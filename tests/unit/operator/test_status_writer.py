@@ -13,6 +13,7 @@ import pytest
 
 from promptprefix.conditions import Holding, Outlook, status_of
 from promptprefix.fleet import Prefix
+from promptprefix.reasons import Reason
 from promptprefix.resource import PromptPrefixStatus, VersionStatus
 from promptprefix.wire import EngineState, Phase, PlacementState
 from promptprefix_operator.api_server import ApiError
@@ -24,6 +25,8 @@ from promptprefix_operator.status_writer import (
     EVENT_BURST,
     EVENT_SECONDS,
     PROGRESS_SECONDS,
+    WHY_BURST,
+    WHY_SECONDS,
     WRITE_BURST,
     WRITE_SECONDS,
     StatusWriter,
@@ -169,6 +172,30 @@ async def test_a_version_that_comes_or_goes_is_written_at_once() -> None:
         await made.plan(WARM.model_copy(update={"versions": [fewer]}))
         listed = [[each["id"] for each in body["status"]["versions"]] for body in made.writes]
         assert listed == [["old"], ["new", "old"], ["new"]]
+
+
+def crowded(message: str, **changes: Any) -> PromptPrefixStatus:
+    """Return the status of one that has no room."""
+    ready = {"status": "False", "reason": Reason.BUDGET_EXCEEDED, "message": message, **changes}
+    first, *rest = WARMING.conditions
+    return WARMING.model_copy(update={"conditions": [first.model_copy(update=ready), *rest]})
+
+
+async def test_who_took_the_room_is_not_written_with_each_that_is_warmed() -> None:
+    def messages() -> list[str]:
+        return [each["status"]["conditions"][0]["message"] for each in made.writes]
+
+    async with bench() as made:
+        for number in range(9):
+            made.now += 1
+            await made.plan(crowded(f"Room is taken by {number}."))
+        assert messages() == [f"Room is taken by {number}." for number in range(1 + WHY_BURST)]
+        made.now += WHY_SECONDS
+        await made.plan(crowded("Room is taken by 9."))
+        await made.plan(crowded("Room is taken by 10."))
+        assert messages()[1 + WHY_BURST :] == ["Room is taken by 9."]
+        await made.plan(crowded("Edited.", observedGeneration=2))
+        assert messages()[-1] == "Edited."
 
 
 async def test_progress_is_written_without_a_further_plan(monkeypatch: pytest.MonkeyPatch) -> None:
