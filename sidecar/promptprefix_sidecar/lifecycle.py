@@ -85,8 +85,11 @@ def prepared(record: Record, head: Head, now: float, recheck_at: float) -> Recor
         return replace(record, head=head, found=None, failures=0, retry_at=NEVER)
     found = record.pin_id
     before, record = record, replace(record, head=head, found=None, recheck_at=recheck_at)
-    if before.phase is Phase.WARM and (before.head == head or found == record.pin_id):
+    if before.phase is Phase.WARM and before.head == head:
         return record
+    if before.phase is Phase.WARM and found == record.pin_id:
+        # It never waited; should it be lost, it waits from now on.
+        return replace(record, waiting_since=now)
     return replace(
         pending(record),
         failures=0,

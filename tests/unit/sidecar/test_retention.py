@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
-from promptprefix_sidecar import desired, evidence, settling
-from promptprefix_sidecar.actions import Policy, Prepare, Unpin
+from promptprefix_sidecar import desired, evidence, lifecycle, settling
+from promptprefix_sidecar.actions import Policy, Prepare, Unpin, Warm
 from promptprefix_sidecar.clock import Moment
-from promptprefix_sidecar.pins import PinReport, WatchView, digest_of, owner_of, pin_id
+from promptprefix_sidecar.pins import (
+    PinReason,
+    PinReport,
+    WatchView,
+    digest_of,
+    owner_of,
+    pin_id,
+)
 from promptprefix_sidecar.plan import plan
 from promptprefix_sidecar.readiness import all_settled
 from promptprefix_sidecar.snapshot import FoundPin, Record
@@ -86,6 +94,17 @@ def test_declared_again_it_is_checked_while_it_stays_warm() -> None:
     record = again.records["a"]
     assert (record.phase, record.found) == (Phase.WARM, FoundPin(A.pin_id, A.tokens))
     assert plan(again, Policy(), NOW.now).warm == Prepare("a")
+
+
+def test_declared_again_it_is_warmed_without_a_pin_when_the_engine_gives_its_pin_up() -> None:
+    known = settling.settle(snapshot(Record(KEPT), found=report(pin(A))))
+    known = desired.with_desired(known, [A.placement])
+    checked = partial(lifecycle.prepared, head=head(), now=0.0, recheck_at=300.0)
+    known = settling.change(known, "a", checked)
+    assert known.records["a"].phase is Phase.WARM
+    gone = replace(report(at=1.0), released={A.pin_id: PinReason.PRESSURE_VALVE})
+    after = evidence.with_report(known, gone, replace(NOW, now=1.0))
+    assert plan(after, Policy(), 31.0).warm == Warm("a", hard=False)
 
 
 @pytest.mark.parametrize("length", [1, 49, 128, 129, 400])
