@@ -119,7 +119,8 @@ def _decide(
         if not evidence.visible:
             return True, Reason.IN_USE, _UNSEEN
         if used_until is not None and now < used_until:
-            return True, Reason.IN_USE, f"Matched within spec.idleTTL ({spec.idleTTL})."
+            used = "Matched" if spec.windows else "Matched, edited or created"
+            return True, Reason.IN_USE, f"{used} within spec.idleTTL ({spec.idleTTL})."
     again = " or at its next match" if spec.idleTTL is not None else ""
     if spec.windows:
         begins = f"from {_told(hours.change)}" if hours.change else "in none that is known"

@@ -215,7 +215,7 @@ MESSAGES = [
      "Outside its peak windows: held again from 2026-11-28T07:30:00Z or at its next match."),
     (prefix(TTL), SILENT, NOON,
      "No match within spec.idleTTL (10m): held again at its next match."),
-    (prefix(TTL), seen("11:59"), NOON, "Matched within spec.idleTTL (10m)."),
+    (prefix(TTL), seen("11:59"), NOON, "Matched, edited or created within spec.idleTTL (10m)."),
     (prefix(unpin=UNTIL_13), UNSEEN, NOON,
      "Its pins are given up by the annotation promptprefix.dev/unpin until 2026-11-27T13:00:00Z."),
     (prefix(TTL, warm_now=ASKED), UNSEEN, NOON,
