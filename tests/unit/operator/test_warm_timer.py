@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from promptprefix.fleet import Prefix, Version
-from promptprefix.resource import Condition, PromptPrefixStatus
+from promptprefix.resource import Condition, PromptPrefixStatus, VersionStatus
 from promptprefix_operator.warm_timer import WarmTimer
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
@@ -26,6 +26,13 @@ def status(*, active: bool, warm: bool) -> PromptPrefixStatus:
         for kind, holds in (("Active", active), ("Warm", warm))
     ]
     return PromptPrefixStatus(conditions=conditions)
+
+
+def written(prefix: Prefix, version: str) -> Prefix:
+    """Return it with a status that says that this version of it is warm."""
+    listed = VersionStatus(id=version, fingerprint="f", warmPods=1, since=NOW)
+    conditions = status(active=True, warm=True).conditions
+    return replace(prefix, conditions=tuple(conditions), versions=(listed,))
 
 
 class Bench:
@@ -62,9 +69,25 @@ def test_another_version_is_timed_anew() -> None:
 
 def test_what_was_warm_at_first_sight_is_not_timed() -> None:
     bench = Bench()
-    warm = replace(PREFIX, conditions=tuple(status(active=True, warm=True).conditions))
+    warm = written(PREFIX, "1")
     bench.see(0, active=True, warm=False, prefix=warm)
     bench.see(5, active=True, warm=True, prefix=warm)
+    assert bench.told == []
+
+
+def test_an_edit_of_a_config_map_is_timed_though_the_generation_stays() -> None:
+    bench = Bench()
+    bench.see(0, active=True, warm=True, prefix=written(PREFIX, "1"))
+    edited = written(replace(PREFIX, version=Version("u-2", "m", "f", "c")), "1")
+    bench.see(5, active=True, warm=False, prefix=edited)
+    bench.see(7, active=True, warm=True, prefix=edited)
+    assert bench.told == [7.0]
+
+
+def test_an_edit_of_anything_but_the_text_is_not_timed() -> None:
+    bench = Bench()
+    bench.see(0, active=True, warm=True, prefix=written(PREFIX, "1"))
+    bench.see(5, active=True, warm=True, prefix=written(replace(PREFIX, generation=2), "1"))
     assert bench.told == []
 
 
