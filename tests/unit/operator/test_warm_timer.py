@@ -13,12 +13,12 @@ NOW = datetime(2026, 11, 29, tzinfo=UTC)
 PREFIX = Prefix("u", "ml", "a", 1, None, Version("u-1", "m", "f", "c"))
 
 
-def status(*, active: bool, warm: bool) -> PromptPrefixStatus:
+def status(*, active: bool, warm: bool, generation: int = 1) -> PromptPrefixStatus:
     conditions = [
         Condition(
             type=kind,
             status="True" if holds else "False",
-            observedGeneration=1,
+            observedGeneration=generation,
             lastTransitionTime=NOW,
             reason="R",
             message="",
@@ -45,7 +45,8 @@ class Bench:
 
     def see(self, after: float, *, active: bool, warm: bool, prefix: Prefix = PREFIX) -> None:
         self.now += after
-        self.timer.observe([prefix], {"u": status(active=active, warm=warm)})
+        found = status(active=active, warm=warm, generation=prefix.generation)
+        self.timer.observe([prefix], {"u": found})
 
 
 def test_a_version_is_timed_once() -> None:
