@@ -15,6 +15,7 @@ from promptprefix_sidecar.snapshot import NEVER, PluginStatus, Record, Snapshot
 FIRST_PACE_S = 30.0
 MAX_PACE_S = 300.0
 """A soft pin's losses are told by events; however rarely it is touched, these bound its pauses."""
+MAX_DOUBTS = 8
 CALM_S = 2 * MAX_PACE_S
 """A loss that comes later than this after the last one is a first one again."""
 
@@ -93,12 +94,16 @@ def _known(record: Record, residency: Residency, *, told: bool) -> Record:
 
 
 def _with_doubts(snapshot: Snapshot, pin_ids: Collection[str]) -> Snapshot:
-    """Hard pins are the plugin's to know: ask it now rather than at the next interval."""
+    """Hard pins are the plugin's to know: ask it now rather than at the next interval.
+
+    A few are asked about one by one. Many at once were given up, which one report tells of all.
+    """
     report = snapshot.plugin.report
     if report is None:
         return snapshot
-    for pin_id in pin_ids:
+    single = [pin_id for pin_id in pin_ids if pin_id in report.pins][:MAX_DOUBTS]
+    for pin_id in single:
         report = report.doubt(pin_id)
-    if not report.pins.keys() >= set(pin_ids):
+    if len(single) < len(pin_ids):
         report = replace(report, reported_at=NEVER)
     return replace(snapshot, plugin=replace(snapshot.plugin, report=report))

@@ -11,10 +11,10 @@ from promptprefix.wire import Phase
 from promptprefix_sidecar.actions import Policy, Renew, Report
 from promptprefix_sidecar.clock import Moment
 from promptprefix_sidecar.evidence import with_report
-from promptprefix_sidecar.kv_events.effects import with_residencies
+from promptprefix_sidecar.kv_events.effects import MAX_DOUBTS, with_residencies
 from promptprefix_sidecar.kv_events.index import Residency, Standing
 from promptprefix_sidecar.plan import plan
-from promptprefix_sidecar.snapshot import FOREVER, Record, Snapshot
+from promptprefix_sidecar.snapshot import FOREVER, NEVER, Record, Snapshot
 
 from .records import pin, prepared, report, snapshot, warm
 
@@ -109,6 +109,21 @@ def test_of_a_hard_pin_the_plugin_is_asked_at_once() -> None:
     assert plan(unseen, Policy(), NOW).keep == Report()
     quiet, _ = after(known, WHOLE)
     assert quiet.plugin is known.plugin
+
+
+def test_of_many_hard_pins_that_go_at_once_one_report_tells() -> None:
+    records = [warm(str(number)) for number in range(40)]
+    pins = [pin(record, seen_at=49.0) for record in records]
+    known = snapshot(*records, found=report(*pins, at=49.0))
+    lost = {record.id: LOST for record in records}
+    found = with_residencies(known, lost, lost, NOW, PACE)
+    renewal = plan(found, Policy(), NOW).keep
+    assert isinstance(renewal, Renew)
+    assert len(renewal.pins) == MAX_DOUBTS
+    gone = with_report(found, report(at=NOW), Moment(NOW, 0.0))
+    assert not any(record.phase is Phase.WARM for record in gone.records.values())
+    assert found.plugin.report is not None
+    assert found.plugin.report.reported_at == NEVER
 
 
 def test_a_released_prefix_that_goes_is_nobodys_loss() -> None:
