@@ -102,6 +102,7 @@ class Declarations:
         )
         self._known: dict[str, _Known] = {}
         self._payloads: dict[str, Payload] = {}
+        self._read_at: datetime | None = None
 
     @property
     def wake_at(self) -> datetime | None:
@@ -111,6 +112,10 @@ class Declarations:
 
     def prefixes(self, cluster: Cluster, now: datetime) -> tuple[Prefix, ...]:
         """Return all resources as the planner reads them at ``now``."""
+        if self._read_at is not None and now < self._read_at:
+            for known in self._known.values():
+                known.history = known.history.not_after(now)
+        self._read_at = now
         return tuple(self._prefix(each, cluster, now) for each in cluster.resources.values())
 
     def payload(self, content_digest: str) -> Payload | None:
@@ -160,7 +165,6 @@ class Declarations:
         known = self._known.get(resource.uid)
         if known is None:
             known = self._known[resource.uid] = _remembered(resource, now)
-        known.history = known.history.not_after(now)
         readings = _readings(resource, cluster)
         same = known.made is not None and all(
             map(operator.is_, known.made[0], (resource, *readings))
