@@ -178,7 +178,9 @@ class Draft:
         """Return which pods it keeps if all have room; the same object as long as they are."""
         wanted, eligible = self._numbers()
         replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
-        key = (self.stays, wanted, eligible, self.demand.held, replicas)
+        # A number of pods only depends on how many there are if these are too few.
+        counted = min(wanted, eligible) if isinstance(replicas, int) else eligible
+        key = (self.stays, wanted, counted, self.demand.held, replicas)
         if self._kept[0] != key:
             kept = [stay for stay in self.stays if not stay.resting]
             self.rests = len(kept) < len(self.stays)

@@ -69,6 +69,8 @@ class Planner:
         self._drafts: dict[str, Draft] = {}
         self._heads: Sequence[tuple[Head, ...]] = ()
         self._families = Families(())
+        self._sized: Sequence[Dossier] = ()
+        self._sizes = Sizes({}, self._families)
         self._extended: set[Station] = set()
 
     def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
@@ -131,11 +133,13 @@ class Planner:
         if heads != self._heads:
             self._families = Families(head for each in heads for head in each)
         self._heads = heads
-        sizes = Sizes(self._roster.companies, self._families, snapshot.sizes)
-        return [self._draft(snapshot, dossier, sizes, now) for dossier in dossiers]
+        known = (self._roster.companies, self._families, snapshot.sizes)
+        if dossiers != self._sized or not self._sizes.hold(*known):
+            self._sized, self._sizes = dossiers, Sizes(*known)
+        return [self._draft(snapshot, dossier, now) for dossier in dossiers]
 
-    def _draft(self, snapshot: Snapshot, dossier: Dossier, sizes: Sizes, now: datetime) -> Draft:
-        prefix, spec = dossier.prefix, dossier.prefix.spec
+    def _draft(self, snapshot: Snapshot, dossier: Dossier, now: datetime) -> Draft:
+        sizes, prefix, spec = self._sizes, dossier.prefix, dossier.prefix.spec
         draft = self._drafts.get(prefix.uid)
         if draft is None:
             draft = self._drafts[prefix.uid] = Draft(prefix)

@@ -62,7 +62,8 @@ class Company:
 
     ``standings`` rises when it may matter to whoever selects pods. ``mentioned`` has the pods that
     say anything of a resource, by its uid; ``moved`` those that say something else than when the
-    books were last closed. ``sizes`` counts what is reported of how large versions are.
+    books were last closed. ``sizes`` counts what is reported of how large versions are, and
+    ``sized`` rises when that may be something else.
     """
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class Company:
         self.mentioned: dict[str, dict[Station, None]] = {}
         self.moved: dict[str, set[Station]] = {}
         self.sizes: dict[str, Counter[Size]] = {}
+        self.sized = 0
         self._sorted: tuple[int, Sequence[Station]] = (-1, ())
 
     @property
@@ -137,7 +139,9 @@ class Company:
             self.mentioned.setdefault(uid, {})[station] = None
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
-                self.sizes.setdefault(state.id, Counter())[size] += 1
+                counted = self.sizes.setdefault(state.id, Counter())
+                self.sized += size not in counted
+                counted[size] += 1
 
     def _strike(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
         for uid in each.mentions:
@@ -151,6 +155,7 @@ class Company:
                 counted[size] -= 1
                 if not counted[size]:
                     del counted[size]
+                    self.sized += 1
                 if not counted:
                     del self.sizes[state.id]
 
