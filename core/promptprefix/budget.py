@@ -62,8 +62,11 @@ class Ledger:
         """Return how many blocks it takes beside those that are held."""
         if not footprint.shared:
             return footprint.blocks
-        nodes = self._nodes
-        return footprint.own + sum(size for node, size in footprint.shared if node not in nodes)
+        need = footprint.own
+        for node, size in footprint.shared:
+            if node not in self._nodes:
+                need += size
+        return need
 
     def fits(self, footprint: Footprint) -> bool:
         """Whether there is room; what takes none always fits."""
@@ -134,8 +137,11 @@ class Ledger:
 
     def room(self, priority: int) -> int:
         """Return the most room that there is for this priority, if all lower ones go."""
-        lower = (their.blocks for each, their in self.claims.items() if each.priority < priority)
-        return self.free + sum(lower)
+        room = self.budget - self.used
+        for each, their in self.claims.items():
+            if each.priority < priority:
+                room += their.blocks
+        return room
 
     def victims(self, footprint: Footprint, priority: int) -> Sequence[Claimant] | None:
         """Return who must go to make room for a prefix of this priority; None: nobody helps.

@@ -13,10 +13,8 @@ from promptprefix.fleet import Limits
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
-from promptprefix.shortlist import shortlist
 
 _NAMED = 3
-_LIMITS = "the chart's value limits"
 _UNSIZED = "Prefixes of lower priority make room for it when its size is known."
 
 
@@ -30,13 +28,14 @@ class Taker:
 
 
 class Takers:
-    """Who holds room on the pods of circles, those that hold most first."""
+    """Who holds room on the pods of circles, those that hold most first, in one plan."""
 
     def __init__(self) -> None:
         self._all: dict[Circle, Sequence[Taker]] = {}
         self._stronger: dict[tuple[Circle, int], Sequence[Taker]] = {}
         self._lowest: dict[tuple[Circle, int], int] = {}
         self._budgets: dict[Circle, int] = {}
+        self._problems: dict[tuple[Station, int], Problem] = {}
 
     def of(self, draft: Draft, circle: Circle) -> Sequence[Taker]:
         """Return those that a prefix can't displace."""
@@ -68,6 +67,17 @@ class Takers:
             self._budgets[circle] = max(budgets, default=0)
         return self._budgets[circle]
 
+    def problem(self, station: Station, need: int) -> Problem:
+        """Return the problem of a pod that has no room for so many blocks."""
+        found = self._problems.get((station, need))
+        if found is None:
+            found = self._problems[station, need] = Problem(
+                pod=station.candidate.pod.name,
+                reason=Reason.BUDGET_EXCEEDED,
+                message=f"The pin budget of this pod has no room for its {need} blocks.",
+            )
+        return found
+
 
 def _takers(stations: Iterable[Station]) -> Sequence[Taker]:
     blocks: dict[Draft, int] = {}
@@ -89,25 +99,23 @@ def no_room(
     budget, takers = known.budget(circle), known.of(draft, circle)
     need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
     size = f"{need} blocks{_estimated(draft)}"
-    share, widen = "", "the pin budget or"
+    share = ""
     if limits.budget_share < 1:
         part = f"{limits.budget_share:.0%} of the pin budget"
         share = f" (namespace {draft.prefix.namespace} may use {part})"
-        widen = f"that share ({_LIMITS}), the pin budget or"
     if need > budget:
         return Shortfall(
             Reason.BUDGET_EXCEEDED,
             f"{_placed(draft, behind)}It takes {size}, but pins may take at most {budget} "
-            f"on a pod{share}: shorten the text, or raise {widen} the size of the engines' KV "
-            "cache.",
+            f"on a pod{share}: shorten the text, or raise the pin budget or the size of the "
+            "engines' KV cache.",
         )
     most = f" of {budget}" if budget < UNLIMITED else ""
-    ways = _help(draft, known.lowest(draft, circle), limits) if draft.sized else _UNSIZED
     return Shortfall(
         Reason.BUDGET_EXCEEDED,
         f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
-        f"{_who(takers)}{ways}",
+        f"{_who(takers)}{_help(draft, known.lowest(draft, circle)) if draft.sized else _UNSIZED}",
     )
 
 
@@ -129,26 +137,20 @@ def _placed(draft: Draft, behind: int) -> str:
 def _who(takers: Sequence[Taker]) -> str:
     if not takers:
         return ""
-    named = [
+    named = ", ".join(
         f"{each.name} (priority {each.priority}, {each.blocks} blocks)" for each in takers[:_NAMED]
-    ]
-    return f"Room is taken by {shortlist(named, len(takers))}. "
+    )
+    rest = len(takers) - _NAMED
+    return f"Room is taken by {named}{f' and {rest} more' if rest > 0 else ''}. "
 
 
-def _help(draft: Draft, lowest: int, limits: Limits) -> str:
+def _help(draft: Draft, lowest: int) -> str:
     spec = draft.prefix.spec
     ways = "shorten texts, lower replicas, add pods or raise the pin budget"
-    if limits.budget_share < 1:
-        ways += f" or the namespace's share of it ({_LIMITS})"
     if spec is not None and spec.priority > draft.priority:
         return (
             f"What would help: {ways}. Its priority {spec.priority} counts as {draft.priority}, "
             f"the highest in namespace {draft.prefix.namespace}."
-        )
-    if lowest >= limits.max_priority:
-        return (
-            f"What would help: {ways}. A higher priority would not: {limits.max_priority} is the "
-            f"highest that counts in namespace {draft.prefix.namespace}."
         )
     return f"What would help: a priority above {lowest}, or {ways}."
 
@@ -164,18 +166,13 @@ def capped(draft: Draft) -> str:
     )
 
 
-def refused_pods(draft: Draft, circle: Circle) -> Iterable[Problem]:
+def refused_pods(draft: Draft, circle: Circle, known: Takers) -> Iterable[Problem]:
     """Yield the problem of pods that have no room, as many as a status lists."""
     told = 0
     for station in circle.eligible:
         if station in draft.claims:
             continue
-        need = draft.footprint(station).blocks
-        yield Problem(
-            pod=station.candidate.pod.name,
-            reason=Reason.BUDGET_EXCEEDED,
-            message=f"The pin budget of this pod has no room for its {need} blocks.",
-        )
+        yield known.problem(station, draft.footprint(station).blocks)
         told += 1
         if told == MAX_PROBLEMS:
             return

@@ -37,7 +37,7 @@ def status_for(
     if dossier.status is not None and dossier.told == told:
         return dossier.status
     dossier.told = told
-    outlook = _outlook(draft, dossier, crowded)
+    outlook = _outlook(draft, dossier, takers, crowded)
     if dossier.status is None or dossier.outlook != outlook:
         dossier.outlook = outlook
         dossier.status = status_of(outlook, now)
@@ -67,7 +67,7 @@ def _crowded(draft: Draft, dossier: Dossier, takers: Takers, limits: Limits) -> 
     return no_room(draft, circle, takers, limits)
 
 
-def _outlook(draft: Draft, dossier: Dossier, crowded: Shortfall | None) -> Outlook:
+def _outlook(draft: Draft, dossier: Dossier, takers: Takers, crowded: Shortfall | None) -> Outlook:
     prefix, spec, circle = draft.prefix, draft.prefix.spec, draft.circle
     short = crowded
     obstacles: tuple[Problem, ...] = ()
@@ -77,7 +77,7 @@ def _outlook(draft: Draft, dossier: Dossier, crowded: Shortfall | None) -> Outlo
             candidates = [each.candidate for each in circle.selected]
             short = shortfall(spec, prefix.namespace, candidates)
         if short is not None or draft.every:
-            obstacles = _obstacles(draft, circle, crowded is not None)
+            obstacles = _obstacles(draft, circle, takers, crowded is not None)
     note = capped(draft)
     return Outlook(
         prefix=replace(prefix, notes=(*prefix.notes, note)) if note else prefix,
@@ -101,7 +101,7 @@ def _counted(draft: Draft) -> Sequence[Station]:
     return [each for each in draft.chosen if circle.standing[each] is not Standing.ASLEEP]
 
 
-def _obstacles(draft: Draft, circle: Circle, crowded: bool) -> tuple[Problem, ...]:
+def _obstacles(draft: Draft, circle: Circle, takers: Takers, crowded: bool) -> tuple[Problem, ...]:
     """Return what keeps pods from holding it, as many as a status lists, by pod."""
     asleep, claims = Standing.ASLEEP, draft.claims
     found = (
@@ -111,7 +111,7 @@ def _obstacles(draft: Draft, circle: Circle, crowded: bool) -> tuple[Problem, ..
     )
     problems = list(islice(found, MAX_PROBLEMS))
     if crowded:
-        problems += refused_pods(draft, circle)
+        problems += refused_pods(draft, circle, takers)
     return tuple(problems)
 
 
