@@ -111,7 +111,7 @@ class Draft:
         """On how many pods more it is to be tried, because some could not warm it."""
         if self.every or not self.open or not self.demand.held or self.missing > 0:
             return 0
-        return min(len(self.failed), self.missing + SPARE)
+        return max(0, self.missing + min(len(self.failed), SPARE))
 
     @property
     def open(self) -> bool:

@@ -13,8 +13,10 @@ from promptprefix.fleet import Limits
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
+from promptprefix.shortlist import shortlist
 
 _NAMED = 3
+_LIMITS = "the chart's value limits"
 _UNSIZED = "Prefixes of lower priority make room for it when its size is known."
 
 
@@ -99,23 +101,25 @@ def no_room(
     budget, takers = known.budget(circle), known.of(draft, circle)
     need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
     size = f"{need} blocks{_estimated(draft)}"
-    share = ""
+    share, widen = "", "the pin budget or"
     if limits.budget_share < 1:
         part = f"{limits.budget_share:.0%} of the pin budget"
         share = f" (namespace {draft.prefix.namespace} may use {part})"
+        widen = f"that share ({_LIMITS}), the pin budget or"
     if need > budget:
         return Shortfall(
             Reason.BUDGET_EXCEEDED,
             f"{_placed(draft, behind)}It takes {size}, but pins may take at most {budget} "
-            f"on a pod{share}: shorten the text, or raise the pin budget or the size of the "
-            "engines' KV cache.",
+            f"on a pod{share}: shorten the text, or raise {widen} the size of the engines' KV "
+            "cache.",
         )
     most = f" of {budget}" if budget < UNLIMITED else ""
+    ways = _help(draft, known.lowest(draft, circle), limits) if draft.sized else _UNSIZED
     return Shortfall(
         Reason.BUDGET_EXCEEDED,
         f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
-        f"{_who(takers)}{_help(draft, known.lowest(draft, circle)) if draft.sized else _UNSIZED}",
+        f"{_who(takers)}{ways}",
     )
 
 
@@ -137,20 +141,26 @@ def _placed(draft: Draft, behind: int) -> str:
 def _who(takers: Sequence[Taker]) -> str:
     if not takers:
         return ""
-    named = ", ".join(
+    named = [
         f"{each.name} (priority {each.priority}, {each.blocks} blocks)" for each in takers[:_NAMED]
-    )
-    rest = len(takers) - _NAMED
-    return f"Room is taken by {named}{f' and {rest} more' if rest > 0 else ''}. "
+    ]
+    return f"Room is taken by {shortlist(named, len(takers))}. "
 
 
-def _help(draft: Draft, lowest: int) -> str:
+def _help(draft: Draft, lowest: int, limits: Limits) -> str:
     spec = draft.prefix.spec
     ways = "shorten texts, lower replicas, add pods or raise the pin budget"
+    if limits.budget_share < 1:
+        ways += f" or the namespace's share of it ({_LIMITS})"
     if spec is not None and spec.priority > draft.priority:
         return (
             f"What would help: {ways}. Its priority {spec.priority} counts as {draft.priority}, "
             f"the highest in namespace {draft.prefix.namespace}."
+        )
+    if lowest >= limits.max_priority:
+        return (
+            f"What would help: {ways}. A higher priority would not: {limits.max_priority} is the "
+            f"highest that counts in namespace {draft.prefix.namespace}."
         )
     return f"What would help: a priority above {lowest}, or {ways}."
 

@@ -298,11 +298,20 @@ def eligible(snapshot: Snapshot) -> set[str]:
     }
 
 
+STAND_INS = 2
+"""On so many pods more it is tried, where it could not be warmed."""
+
+
 def holders(made: Plan, uid: str, text: str = "2") -> set[str]:
     return {pod for pod, held in ids(made).items() if f"{uid}-{text}" in held}
 
 
-@settings(max_examples=100, deadline=None)
+def failed(snapshot: Snapshot, pod: str, uid: str) -> bool:
+    """Whether a pod could not warm the declared text."""
+    placements = snapshot.sidecars[pod].state.placements
+    return any(each.id == f"{uid}-2" and each.phase is Phase.FAILED for each in placements)
+
+
 @given(snapshots(), st.randoms(use_true_random=False))
 def test_plans_do_not_depend_on_order(snapshot: Snapshot, rng: random.Random) -> None:
     pods, prefixes = list(snapshot.pods), list(snapshot.prefixes)
@@ -312,7 +321,6 @@ def test_plans_do_not_depend_on_order(snapshot: Snapshot, rng: random.Random) ->
     assert plan(shuffled, NOW) == plan(snapshot, NOW)
 
 
-@settings(max_examples=100, deadline=None)
 @given(snapshots())
 def test_the_wanted_number_is_met_by_eligible_pods_alone(snapshot: Snapshot) -> None:
     made, fit = plan(snapshot, NOW), eligible(snapshot)
@@ -324,13 +332,14 @@ def test_the_wanted_number_is_met_by_eligible_pods_alone(snapshot: Snapshot) -> 
         elif each.spec.replicas == "All":
             assert fit <= chosen
         else:
-            assert len(chosen & fit) == min(each.spec.replicas, len(fit))
-            assert len(chosen) <= each.spec.replicas
+            tried = min(STAND_INS, sum(failed(snapshot, pod, each.uid) for pod in chosen))
+            wanted = min(each.spec.replicas, len(fit))
+            assert wanted <= len(chosen & fit) <= wanted + tried
+            assert len(chosen) <= each.spec.replicas + tried
         for extra in chosen - fit:
             assert not snapshot.sidecars[extra].state.engine.healthy
 
 
-@settings(max_examples=100, deadline=None)
 @given(snapshots())
 def test_a_plan_that_was_carried_out_is_the_next_plan(snapshot: Snapshot) -> None:
     done = settled(settled(snapshot))
@@ -340,7 +349,6 @@ def test_a_plan_that_was_carried_out_is_the_next_plan(snapshot: Snapshot) -> Non
         assert len(set(map(owner, held))) == len(held), uid
 
 
-@settings(max_examples=100, deadline=None)
 @given(snapshots())
 def test_no_text_is_dropped_before_the_new_one_is_warm(snapshot: Snapshot) -> None:
     made = plan(snapshot, NOW)
