@@ -18,6 +18,9 @@ from promptprefix.wire import (
 )
 from promptprefix_sidecar.control_client import ControlError, ControlStatusError
 
+SOON_S = 30.0
+"""A report that is waited for comes within this time."""
+
 
 class FakeControl:
     """Answers as the operator does: at once if the revision is old, else when something changes."""
@@ -81,32 +84,26 @@ class FakeControl:
         where: Callable[[PlacementState], bool] = lambda _: True,
     ) -> PlacementState:
         """Wait until a placement is reported in this phase; return its state."""
-        async with self._changed:
-            while True:
-                for state in self.states[-1:]:
-                    for placement in state.placements:
-                        if (
-                            placement.id == placement_id
-                            and placement.phase is phase
-                            and where(placement)
-                        ):
-                            return placement
-                await self._changed.wait()
+
+        def found(state: SidecarState) -> list[PlacementState]:
+            return [
+                each
+                for each in state.placements
+                if each.id == placement_id and each.phase is phase and where(each)
+            ]
+
+        return found(await self.reported(found))[0]
 
     async def reported(self, condition: Callable[[SidecarState], object]) -> SidecarState:
         """Wait for a report that satisfies a condition."""
-        async with asyncio.timeout(10), self._changed:
+        async with asyncio.timeout(SOON_S), self._changed:
             while not self.states or not condition(self.states[-1]):
                 await self._changed.wait()
             return self.states[-1]
 
     async def gone(self, placement_id: str) -> None:
         """Wait until a placement is no longer reported."""
-        async with self._changed:
-            while not self.states or any(
-                placement.id == placement_id for placement in self.states[-1].placements
-            ):
-                await self._changed.wait()
+        await self.reported(lambda state: all(each.id != placement_id for each in state.placements))
 
     async def sync(self, request: SyncRequest) -> SyncResponse | None:
         async with self._changed:

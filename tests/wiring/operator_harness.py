@@ -119,7 +119,9 @@ async def running(api: ApiServer, **changed: Any) -> AsyncIterator[Operator]:
     finally:
         operator.stop.set()
         ready.cancel()
-        await asyncio.wait_for(task, 10)
+        done, _ = await asyncio.wait({task}, timeout=10)
+        assert done, "the operator does not end"
+        await task
 
 
 class Client:

@@ -129,7 +129,7 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     task = asyncio.create_task(made.writer.follow("u", made.passed))
-    await made.waiting.wait()
+    await asyncio.wait_for(made.waiting.wait(), 5)
     try:
         yield made
         assert not task.done()
