@@ -2,8 +2,8 @@
 
 Users ask at a steady rate; in turns nobody warms up, prefixes are warmed as the sidecar does it
 (pieces that wait behind users), and as plain requests of whole prefixes. The difference of the 90th
-percentiles of the time to the first token is told in prefills of one piece. Writes
-``build/ttft.json``.
+percentiles of the time to the first token is told in prefills of one chunk: as many tokens as the
+engine computes in one step. Writes ``build/ttft.json``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ import httpx
 from e2e.engine.client import EngineClient
 from e2e.engine.server import BLOCK_SIZE, SERVED_MODEL, EngineOptions, RunningEngine, running_engine
 from e2e.engine.token_prompts import tokens
+from promptprefix_sidecar.settings import Settings
 
 REPORT = Path("build/ttft.json")
 BLOCKS = 512
 CHUNK = 2048
+"""What vLLM computes in one step at most by default on a CPU, and on small GPUs."""
+PIECE: int = Settings.model_fields["warm_chunk_tokens"].default
 PREFIX_TOKENS = 3328
 USER_TOKENS = 160
 USER_SECONDS = 0.5
@@ -72,7 +75,7 @@ def users(http: httpx.Client, seconds: float) -> list[float]:
 def pieces(client: EngineClient) -> None:
     """Warm a new prefix as the sidecar does: in pieces, then pinned, then dropped again."""
     prefix = tokens(next(_SEEDS), PREFIX_TOKENS + 1)
-    for end in range(CHUNK, PREFIX_TOKENS, CHUNK):
+    for end in range(PIECE, PREFIX_TOKENS, PIECE):
         client.command("warm", "", prefix[: end + 1])
     client.command("pin", "warmed", prefix)
     client.command("evict", "warmed")
@@ -115,7 +118,7 @@ def percentile(times: list[float]) -> float:
 
 
 def chunk_seconds(client: EngineClient) -> float:
-    """Return the time of one piece's prefill on the idle engine: the median of five."""
+    """Return the time of one chunk's prefill on the idle engine: the median of five."""
     times: list[float] = []
     for _ in range(5):
         begun = time.monotonic()
@@ -128,7 +131,7 @@ def measure(engine: RunningEngine, rounds: int, seconds: float) -> Json:
     """Take turns, so that whatever else the machine does hits all alike."""
     client = EngineClient(engine)
     chunk = chunk_seconds(client)
-    tell(f"a piece of {CHUNK} tokens takes {chunk:.2f} s")
+    tell(f"a chunk of {CHUNK} tokens takes {chunk:.2f} s")
     kinds: dict[str, Callable[[EngineClient], None] | None] = {
         "no warm-ups": None,
         "pieces behind users": pieces,
@@ -147,6 +150,7 @@ def measure(engine: RunningEngine, rounds: int, seconds: float) -> Json:
     base = percentile(times["no warm-ups"])
     return {
         "chunk_tokens": CHUNK,
+        "piece_tokens": PIECE,
         "chunk_s": round(chunk, 3),
         "prefix_blocks": PREFIX_TOKENS // BLOCK_SIZE,
         "user_every_s": USER_SECONDS,

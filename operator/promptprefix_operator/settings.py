@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     """User and group of injected containers; empty leaves them to the cluster."""
     sidecar_ready_timeout_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     """An injected pod is Ready after this long, warm or not."""
-    sidecar_warm_chunk_tokens: int = Field(default=2_048, ge=1, le=1_048_576)
+    sidecar_warm_chunk_tokens: int = Field(default=1_024, ge=1, le=1_048_576)
     """Tokens that one request of a warm-up computes at most in injected pods."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     resync_seconds: float = Field(default=30.0, gt=0)

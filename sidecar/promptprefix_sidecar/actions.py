@@ -23,7 +23,7 @@ class Policy:
     touch_interval_s: float = 30.0
     digest_check_interval_s: float = 300.0
     soft_wait_s: float = 30.0
-    warm_chunk_tokens: int = 2048
+    warm_chunk_tokens: int = 1024
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Settings(KeySettings):
         default=None, description="Topic of the events; without one all are read."
     )
     warm_chunk_tokens: int = Field(
-        default=2048,
+        default=1024,
         ge=1,
         le=1_048_576,
         description="Tokens that one request of a warm-up computes at most; users go in between.",

@@ -34,4 +34,4 @@ class InjectionOptions:
     resources: dict[str, Any] = field(default_factory=default_resources)
     run_as_user: int | None = 65532
     ready_timeout_s: float = 600.0
-    warm_chunk_tokens: int = 2_048
+    warm_chunk_tokens: int = 1_024

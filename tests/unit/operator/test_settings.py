@@ -64,7 +64,7 @@ def test_what_is_injected_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.namespaces == {"ml"}
     assert options.resources == resources
     assert (options.run_as_user, options.ready_timeout_s) == (65532, 600)
-    assert options.warm_chunk_tokens == 2048
+    assert options.warm_chunk_tokens == 1024
 
 
 @pytest.mark.parametrize(("text", "user"), [("", None), (" ", None), ("1000", 1000)])
