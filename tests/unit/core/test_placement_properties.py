@@ -7,7 +7,7 @@ from datetime import timedelta
 from random import Random
 from unittest.mock import patch
 
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from promptprefix.fleet import Limits, Prefix, Snapshot
@@ -157,6 +157,8 @@ def test_what_a_planner_remembers_changes_no_plan(seed: int) -> None:
 
 
 @MANY
+@example(29)
+@example(702)
 @given(SEEDS)
 def test_where_all_have_room_they_keep_what_they_would_keep_in_turn(seed: int) -> None:
     snapshot = fleet_of(seed)
