@@ -14,7 +14,7 @@ from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.lint import lint_payload
 from promptprefix.payload import CONTENT_FIELDS, Payload, PayloadError
-from promptprefix.request import UndeclaredError, chat_immutable_part
+from promptprefix.request import Cause, UndeclaredError
 from promptprefix.resource import (
     API_VERSION,
     KIND,
@@ -24,6 +24,7 @@ from promptprefix.resource import (
     LintSettings,
     PromptPrefixSpec,
 )
+from promptprefix.shapes.chat import chat_immutable_part
 from promptprefix.windows import WindowError, read_window
 from promptprefix_cli.input_error import InputError, validation_errors
 
@@ -42,10 +43,10 @@ BODY = {
     "chatTemplateOptions": "chat_template_kwargs",
 }
 
+LEAVE_OUT = "makes the request match no declared prefix; leave it out"
 UNDECLARED_WORDS = {
-    "malformed": "is missing or of the wrong type; send what the chat completions API takes",
-    "not-text": "has parts that are no text; only text can be declared",
-    "own-template": "makes the request match no declared prefix; leave it out",
+    Cause.MALFORMED: "is missing or of the wrong type; send what the chat completions API takes",
+    Cause.NOT_TEXT: "has parts that are no text; only text can be declared",
 }
 
 
@@ -223,7 +224,9 @@ def _request(document: str, body: Mapping[Any, Any]) -> Declared:
         part = chat_immutable_part(body)
         fingerprint = part.fingerprint
     except UndeclaredError as error:
-        raise InputError(document, error.field, UNDECLARED_WORDS[error.cause]) from error
+        raise InputError(
+            document, error.field, UNDECLARED_WORDS.get(error.cause, LEAVE_OUT)
+        ) from error
     except CanonicalError as error:
         raise InputError(document, "", str(error)) from error
     payload = Payload(

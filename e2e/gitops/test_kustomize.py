@@ -15,8 +15,8 @@ import yaml
 
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import CONTENT_FIELDS, Payload
-from promptprefix.request import chat_immutable_part
 from promptprefix.resource import API_VERSION, KIND, LintPolicy, Pinning, PromptPrefixSpec
+from promptprefix.shapes.chat import chat_immutable_part
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds kubectl
 

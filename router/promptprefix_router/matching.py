@@ -1,4 +1,7 @@
-"""Which declared prefix a request stands for: by header, else by exact fingerprint."""
+"""Which declared prefix a request stands for: by header, else by exact fingerprint.
+
+Every API that renders a chat has its own way of saying the same; the fingerprint is one.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,22 @@ from enum import StrEnum
 
 from promptprefix.canonical import CanonicalError
 from promptprefix.request import UndeclaredError
+from promptprefix.shapes import SHAPES
 from promptprefix.wire import RoutePrefix
 from promptprefix_router.request_head import (
     NO_SALT,
-    ChatHead,
+    DeclaringHead,
+    DeclaringReader,
     MalformedError,
     check_unambiguous,
     guess_model,
-    read_chat,
     read_head,
 )
 from promptprefix_router.routes import Routes
 
-CHAT_PATH = "/v1/chat/completions"
 NO_FINGERPRINT = ""
+
+_READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
 
 
 class MatchKind(StrEnum):
@@ -71,7 +76,7 @@ class FingerprintMemo:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def fingerprint(self, head: ChatHead) -> str:
+    def fingerprint(self, head: DeclaringHead) -> str:
         """Return the fingerprint of ``head``, or `NO_FINGERPRINT` if it can't have one."""
         key = head.key
         known = self._entries.get(key)
@@ -100,16 +105,17 @@ class Matcher:
         """Return what ``question`` stands for."""
         if question.partial:
             return self._match_partial(question, routes)
-        if question.path != CHAT_PATH:
+        reader = _READERS.get(question.path)
+        if reader is None:
             return self._match_other(question, routes)
         try:
-            head = read_chat(question.body)
+            head = reader.read(question.body)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model, head.salt)
         return named or self._by_fingerprint(question, head, routes)
 
-    def _by_fingerprint(self, question: Question, head: ChatHead, routes: Routes) -> Match:
+    def _by_fingerprint(self, question: Question, head: DeclaringHead, routes: Routes) -> Match:
         undeclared = Match(MatchKind.UNDECLARED, head.model)
         if head.model not in routes.declared_models:
             return undeclared

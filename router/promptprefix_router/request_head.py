@@ -8,25 +8,17 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import msgspec
 
 from promptprefix.canonical import JsonValue, parse_json
-from promptprefix.request import SALT_FIELD, UNDECLARED_FIELDS, chat_immutable_part
+from promptprefix.request import SALT_FIELD
+from promptprefix.shapes.shape import Shape
+from promptprefix_router.body_slices import ABSENT, BodySlicer, BodySlices
 from promptprefix_router.command_guard import has_escaped_letters
 
-ABSENT = msgspec.Raw()
+NO_SALT = ""
 
-_PART_NAMES = (
-    "model",
-    "messages",
-    "tools",
-    "tool_choice",
-    "chat_template_kwargs",
-    *UNDECLARED_FIELDS,
-)
-_QUOTED_NAMES = {name: f'"{name}"'.encode() for name in (*_PART_NAMES, SALT_FIELD)}
 _MODEL_TEXT = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 
 
@@ -39,23 +31,8 @@ class _ModelBody(msgspec.Struct):
     cache_salt: msgspec.Raw = ABSENT
 
 
-class _ChatBody(_ModelBody):
-    messages: list[msgspec.Raw] = []
-    tools: msgspec.Raw = ABSENT
-    tool_choice: msgspec.Raw = ABSENT
-    chat_template_kwargs: msgspec.Raw = ABSENT
-    chat_template: msgspec.Raw = ABSENT
-    documents: msgspec.Raw = ABSENT
-
-
-BodyT = TypeVar("BodyT", bound=_ModelBody)
-
 _MODEL_DECODER = msgspec.json.Decoder(_ModelBody)
-_CHAT_DECODER = msgspec.json.Decoder(_ChatBody)
 _TEXT_DECODER = msgspec.json.Decoder(str)
-
-
-NO_SALT = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +47,20 @@ class RequestHead:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatHead(RequestHead):
-    """The parts of a chat completion that come before the first user turn, as raw JSON."""
+class DeclaringHead(RequestHead):
+    """The parts of a request of an API that declares, as raw JSON: what `Shape` says decides."""
 
+    shape: Shape
     parts: tuple[tuple[str, bytes], ...]
     ambiguous: bool
     """Whether a name of a part, or of the salt, stands twice somewhere, or in escapes."""
 
     @property
     def key(self) -> bytes:
-        """Digest of the raw parts: equal keys have equal fingerprints."""
-        digest = hashlib.sha256()
+        """Digest of the API's name and the raw parts: equal keys have equal fingerprints."""
+        digest = hashlib.sha256(self.shape.path.encode())
         for name, raw in self.parts:
-            digest.update(b"%s %d " % (name.encode(), len(raw)))
+            digest.update(b" %s %d " % (name.encode(), len(raw)))
             digest.update(raw)
         return digest.digest()
 
@@ -92,38 +70,40 @@ class ChatHead(RequestHead):
         Raises `UndeclaredError` or `CanonicalError` for a request that no prefix can match.
         """
         body: dict[str, JsonValue] = {name: parse_json(raw) for name, raw in self.parts}
-        if "messages" in body:
-            body["messages"] = [body["messages"]]
-        return chat_immutable_part(body).fingerprint
+        return self.shape.immutable_part(body).fingerprint
 
 
-def read_chat(body: bytes) -> ChatHead:
-    """Return the head of a chat completion; raise `MalformedError`."""
-    decoded = _decode(_CHAT_DECODER, body)
-    parts = [("model", bytes(decoded.model))]
-    if decoded.messages:
-        parts.append(("messages", bytes(decoded.messages[0])))
-    for name in _PART_NAMES[2:]:
-        raw = getattr(decoded, name)
-        if raw:
-            parts.append((name, bytes(raw)))
-    model = _text(decoded.model)
-    if model is None or not decoded.messages:
-        raise MalformedError("no model or no messages")
-    present = [name for name, _ in parts]
-    if decoded.cache_salt:
-        present.append(SALT_FIELD)
-    return ChatHead(
-        model=model,
-        salt=_salt(decoded.cache_salt),
-        parts=tuple(parts),
-        ambiguous=_ambiguous(body, present),
-    )
+class DeclaringReader:
+    """Reads requests of the API that ``shape`` describes."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._slicer = BodySlicer(shape)
+
+    def read(self, body: bytes) -> DeclaringHead:
+        """Return the head of a request; raise `MalformedError`."""
+        try:
+            slices = self._slicer.cut(body)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            raise MalformedError("not a JSON object of the expected shape") from error
+        model = _text(slices.model)
+        if model is None:
+            raise MalformedError("no model")
+        return DeclaringHead(
+            model=model,
+            salt=_salt(slices.salt),
+            shape=self._shape,
+            parts=(("model", bytes(slices.model)), *slices.parts),
+            ambiguous=_ambiguous(body, slices),
+        )
 
 
 def read_head(body: bytes) -> RequestHead:
     """Return the head of a request of any API; raise `MalformedError`."""
-    decoded = _decode(_MODEL_DECODER, body)
+    try:
+        decoded = _MODEL_DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise MalformedError("not a JSON object") from error
     model = _text(decoded.model)
     if model is None:
         raise MalformedError("no model")
@@ -141,15 +121,18 @@ def check_unambiguous(body: bytes) -> None:
     parse_json(body)
 
 
-def _ambiguous(body: bytes, names: list[str]) -> bool:
-    return has_escaped_letters(body) or any(body.count(_QUOTED_NAMES[name]) > 1 for name in names)
+def _ambiguous(body: bytes, slices: BodySlices) -> bool:
+    if has_escaped_letters(body):
+        return True
+    names = ["model", SALT_FIELD, *(name for name, _ in slices.parts)]
+    return any(_stands_twice(body, name.encode()) for name in names)
 
 
-def _decode(decoder: msgspec.json.Decoder[BodyT], body: bytes) -> BodyT:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise MalformedError("not a JSON object of the expected shape") from error
+def _stands_twice(body: bytes, name: bytes) -> bool:
+    """Return whether ``name`` may be a key twice; values that are equal to it are not counted."""
+    if body.count(b'"%s"' % name) < 2:
+        return False
+    return len(re.findall(rb'"%s"\s*:' % name, body)) > 1
 
 
 def _salt(raw: msgspec.Raw) -> str | None:

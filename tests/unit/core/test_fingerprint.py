@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from promptprefix.canonical import JsonValue, canonical_bytes, parse_json
 from promptprefix.fingerprint import fingerprint, payload_fingerprint
 from promptprefix.payload import Payload, PayloadError
-from promptprefix.request import chat_immutable_part
+from promptprefix.shapes.chat import chat_immutable_part
 
 from .json_values import JSON, OBJECTS, TEXT, TOOLS
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
-from promptprefix.request import UndeclaredError, chat_immutable_part
+from promptprefix.request import UndeclaredError
+from promptprefix.shapes.chat import chat_immutable_part
 
 from .json_values import JSON, OBJECTS, TEXT
 

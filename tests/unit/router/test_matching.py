@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from promptprefix.shapes.chat import CHAT
 from promptprefix.wire import RoutePrefix
 from promptprefix_router.matching import (
     FingerprintMemo,
@@ -12,7 +13,7 @@ from promptprefix_router.matching import (
     MatchKind,
     Question,
 )
-from promptprefix_router.request_head import read_chat
+from promptprefix_router.request_head import DeclaringReader
 
 from .samples import DIGEST, MODEL, chat, endpoint, prefix, routes
 
@@ -107,6 +108,7 @@ def test_nothing_is_computed_for_a_model_without_prefixes() -> None:
 
 def test_the_memo_remembers_and_stays_small() -> None:
     memo = FingerprintMemo(2)
+    read_chat = DeclaringReader(CHAT).read
     heads = [read_chat(chat(chat_template_kwargs={"n": n})) for n in range(3)]
     first = memo.fingerprint(heads[0])
     assert memo.fingerprint(heads[0]) == first
@@ -123,6 +125,6 @@ def test_the_memo_remembers_and_stays_small() -> None:
 
 def test_the_memo_also_remembers_what_has_no_fingerprint() -> None:
     memo = FingerprintMemo(2)
-    head = read_chat(chat(tools=[2**60]))
+    head = DeclaringReader(CHAT).read(chat(tools=[2**60]))
     assert memo.fingerprint(head) == memo.fingerprint(head) == ""
     assert (memo.hits, memo.misses) == (1, 1)

@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptprefix.canonical import CanonicalError, parse_json
-from promptprefix.request import UndeclaredError, chat_immutable_part
+from promptprefix.request import UndeclaredError
+from promptprefix.shapes.chat import CHAT, chat_immutable_part
 from promptprefix_router.request_head import (
+    DeclaringReader,
     MalformedError,
     guess_model,
-    read_chat,
     read_head,
 )
 
 from .samples import MODEL, PAYLOAD, chat, prefix
+
+read_chat = DeclaringReader(CHAT).read
 
 
 def test_the_fingerprint_is_the_declared_one() -> None:

@@ -1,0 +1,56 @@
+"""``/v1/chat/completions``: OpenAI's chat completion request as vLLM reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from promptprefix.canonical import JsonValue
+from promptprefix.request import Cause, ImmutablePart, UndeclaredError
+from promptprefix.shapes.reading import (
+    OPTIONS_FIELD,
+    body_object,
+    is_list,
+    leading_system,
+    model_name,
+    template_options,
+    tool_list,
+)
+from promptprefix.shapes.shape import Shape, Turns
+
+_MARKERS: Mapping[str, Cause] = {
+    "chat_template": Cause.OWN_TEMPLATE,
+    "documents": Cause.OWN_TEMPLATE,
+    "reasoning_effort": Cause.REASONING,
+    "add_special_tokens": Cause.SPECIAL_TOKENS,
+    "truncate_prompt_tokens": Cause.TRUNCATED,
+    "prompt_logprobs": Cause.SKIPS_CACHE,
+    "echo": Cause.SKIPS_CACHE,
+}
+
+
+def chat_immutable_part(body: JsonValue) -> ImmutablePart:
+    """Return the immutable part of a chat completion body; raise `UndeclaredError`."""
+    fields = body_object(body, _MARKERS)
+    model = model_name(fields)
+    messages = fields.get("messages")
+    if not is_list(messages) or not messages:
+        raise UndeclaredError(Cause.MALFORMED, "messages")
+    options = template_options(fields)
+    system = leading_system(messages[0], "messages[0]", ("text",))
+    return ImmutablePart(model, system, _tools(fields), options)
+
+
+def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
+    if body.get("tool_choice") == "none":
+        return []
+    return tool_list(body) or []
+
+
+CHAT = Shape(
+    path="/v1/chat/completions",
+    immutable_part=chat_immutable_part,
+    conversation="messages",
+    turns=Turns.FIRST,
+    values=("tools", "tool_choice", OPTIONS_FIELD),
+    markers=_MARKERS,
+)
