@@ -13,6 +13,7 @@ from promptprefix.history import LONGEST_WAIT, QUIET
 from promptprefix.lint import MAX_PER_RULE, RULES
 from promptprefix.lint.length import MIN_TOKENS
 from promptprefix.reasons import Reason
+from promptprefix.request import Cause
 from promptprefix.resource import MAX_LINT
 from promptprefix.versions import EARLIER_KEPT
 from promptprefix.windows import HORIZON
@@ -25,6 +26,11 @@ def test_the_table_of_rules_is_complete() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE) == list(RULES)
     assert f"fewer than {MIN_TOKENS} tokens" in text
     assert f"at\nmost {MAX_PER_RULE} findings of a rule and {MAX_LINT} in all" in text
+
+
+def test_the_table_of_causes_is_complete() -> None:
+    text = (DOCS / "fingerprint.md").read_text()
+    assert re.findall(r"^\| `([a-z-]+)` \| (?:has|is) ", text, re.MULTILINE) == list(Cause)
 
 
 def test_limits_of_the_canonical_form() -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from promptprefix.canonical import JsonValue, canonical_bytes, parse_json
 from promptprefix.fingerprint import fingerprint, payload_fingerprint
 from promptprefix.payload import Payload, PayloadError
-from promptprefix.shapes.chat import chat_immutable_part
+from promptprefix.shapes import SHAPES
+from promptprefix.shapes.chat import CHAT
 
 from .json_values import JSON, OBJECTS, TEXT, TOOLS
 
@@ -58,7 +59,8 @@ def test_golden_payloads(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", vectors("requests"))
 def test_golden_requests(vector: dict[str, str]) -> None:
-    part = chat_immutable_part(parse_json(vector["body"]))
+    shape = SHAPES[vector.get("path", CHAT.path)]
+    part = shape.immutable_part(parse_json(vector["body"]))
     assert part.fingerprint == vector["fingerprint"]
 
 

@@ -15,8 +15,10 @@ MODEL = "m"
 DIGEST = "d1"
 PAYLOAD = Payload(
     systemInstructions="You are a bot.",
-    toolDefinitions='[{"type":"function","function":{"name":"f","x":1.0}}]',
+    toolDefinitions='[{"type":"function","function":'
+    '{"name":"f","parameters":{"type":"object","x":1.0}}}]',
 )
+SCHEMA = {"x": 1, "type": "object"}
 
 
 def chat(user: str = "hi", **changes: Any) -> bytes:
@@ -27,7 +29,31 @@ def chat(user: str = "hi", **changes: Any) -> bytes:
             {"role": "system", "content": PAYLOAD.system},
             {"role": "user", "content": user},
         ],
-        "tools": [{"type": "function", "function": {"x": 1, "name": "f"}}],
+        "tools": [{"type": "function", "function": {"parameters": SCHEMA, "name": "f"}}],
+    }
+    return json.dumps({**body, **changes}).encode()
+
+
+def message(user: str = "hi", **changes: Any) -> bytes:
+    """Return a request of the Messages API with the declared prefix."""
+    start, end = PAYLOAD.system[:4], PAYLOAD.system[4:]
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "system": [{"type": "text", "text": start}, {"type": "text", "text": end}],
+        "messages": [{"role": "user", "content": user}],
+        "tools": [{"input_schema": SCHEMA, "name": "f", "cache_control": {"type": "ephemeral"}}],
+        "max_tokens": 1,
+    }
+    return json.dumps({**body, **changes}).encode()
+
+
+def response(user: Any = "hi", **changes: Any) -> bytes:
+    """Return a request of the Responses API with the declared prefix."""
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "instructions": PAYLOAD.system,
+        "input": user,
+        "tools": [{"type": "function", "parameters": SCHEMA, "name": "f", "strict": None}],
     }
     return json.dumps({**body, **changes}).encode()
 

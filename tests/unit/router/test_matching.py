@@ -15,9 +15,12 @@ from promptprefix_router.matching import (
 )
 from promptprefix_router.request_head import DeclaringReader
 
-from .samples import DIGEST, MODEL, chat, endpoint, prefix, routes
+from .samples import DIGEST, MODEL, chat, endpoint, message, prefix, response, routes
 
 PATH = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+INLINE = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}]
 DIGESTS = frozenset({DIGEST})
 TABLE = routes(endpoint(1), prefixes=(prefix(id="u-1"),))
 FOUND = Match(MatchKind.FINGERPRINT, MODEL, DIGESTS, ("u-1",))
@@ -41,8 +44,33 @@ UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
         (Question(PATH, chat()[:-1]), Match(MatchKind.MALFORMED)),
         (Question("/v1/completions", b'{"model":"m","prompt":"x"}'), UNDECLARED),
         (Question("/v1/completions", b'{"model":"m","messages":3}'), UNDECLARED),
-        (Question("/v1/messages", chat(), prefix_name="p"), NAMED),
-        (Question("/v1/messages", b"\xff"), Match(MatchKind.MALFORMED)),
+        (Question(MESSAGES, message()), FOUND),
+        (Question(MESSAGES, message(), prefix_name="p"), NAMED),
+        (Question(MESSAGES, message(tools=[]), prefix_name="p"), NAMED),
+        (Question(MESSAGES, message(tools=[])), UNDECLARED),
+        (Question(MESSAGES, message(messages=INLINE)), UNDECLARED),
+        (Question(MESSAGES, message(thinking={"type": "disabled"})), UNDECLARED),
+        (Question(MESSAGES, message()[:-1] + b',"tools":null}'), UNDECLARED),
+        (Question(MESSAGES, message()[:-1] + b',"sy\\u0073tem":null}'), UNDECLARED),
+        (Question(MESSAGES, message()[:-1] + b',"x":"tools"}'), FOUND),
+        (Question(MESSAGES, chat()), UNDECLARED),
+        (Question(MESSAGES, chat(), prefix_name="p"), NAMED),
+        (Question(MESSAGES, b"\xff"), Match(MatchKind.MALFORMED)),
+        (Question(f"{MESSAGES}/count_tokens", message()), UNDECLARED),
+        (Question(RESPONSES, response()), FOUND),
+        (Question(RESPONSES, response([{"role": "user", "content": "hi"}])), FOUND),
+        (Question(RESPONSES, response(), prefix_name="p"), NAMED),
+        (Question(RESPONSES, response(tools=[])), UNDECLARED),
+        (Question(RESPONSES, response(previous_response_id="r")), UNDECLARED),
+        (Question(RESPONSES, response(previous_response_id=None)), FOUND),
+        (Question(RESPONSES, response(truncation="auto")), UNDECLARED),
+        (Question(RESPONSES, response()[:-1] + b',"instructions":""}'), UNDECLARED),
+        (Question(RESPONSES, chat()), Match(MatchKind.MALFORMED)),
+        (Question(PATH, response()), Match(MatchKind.MALFORMED)),
+        (Question(PATH, message()), UNDECLARED),
+        (Question(PATH, chat(reasoning_effort="low")), UNDECLARED),
+        (Question(PATH, chat(kv_transfer_params={"prompt_token_ids": [1]})), UNDECLARED),
+        (Question(PATH, chat(kv_transfer_params={"remote_port": 1})), FOUND),
         (Question(PATH, chat()[:20], partial=True), Match(MatchKind.PARTIAL, MODEL)),
         (Question(PATH, b'{"model":"zz","', partial=True), Match(MatchKind.PARTIAL)),
         (Question(PATH, b"", partial=True, prefix_name="p"), NAMED),
@@ -77,7 +105,13 @@ SALTED = prefix(salt=SALT, token_digests=("salted",))
         ((SALTED,), Question(PATH, chat(cache_salt="")), set()),
         ((SALTED,), Question(PATH, chat(cache_salt=7)), set()),
         ((prefix(),), Question(PATH, chat(cache_salt="")), set()),
-        ((SALTED,), Question("/v1/messages", chat(), prefix_name="p"), set()),
+        ((SALTED,), Question(MESSAGES, chat(), prefix_name="p"), set()),
+        ((SALTED,), Question(MESSAGES, message(cache_salt=SALT)), {"salted"}),
+        ((SALTED,), Question(MESSAGES, message()), set()),
+        ((SALTED, prefix()), Question(MESSAGES, message()), {DIGEST}),
+        ((SALTED,), Question(RESPONSES, response(cache_salt=SALT)), {"salted"}),
+        ((SALTED,), Question(RESPONSES, response()), set()),
+        ((SALTED, prefix()), Question(RESPONSES, response(cache_salt="")), set()),
         ((SALTED,), Question(PATH, chat(cache_salt=SALT)[:40], True, "p"), set()),
         ((SALTED,), Question(PATH, chat(user=f'"cache_salt": "{SALT}"')), set()),
         (
@@ -98,6 +132,21 @@ def test_salts_are_not_shown() -> None:
     table = routes(prefixes=(SALTED,))
     match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat(cache_salt=SALT)), table)
     assert SALT not in f"{match!r} {table!r} {SALTED!r}"
+
+
+TOOL = {"type": "function", "function": {"name": "f"}, "input_schema": {}, "name": "f"}
+BOTH = chat(messages=[{"role": "user", "content": "hi"}], tools=[TOOL])
+
+
+@pytest.mark.parametrize("paths", [(PATH, MESSAGES), (MESSAGES, PATH)])
+def test_the_memo_tells_apis_apart(paths: tuple[str, str]) -> None:
+    """A chat with a tool that the Messages API takes for one of its built-in ones."""
+    declared = DeclaringReader(CHAT).read(BOTH).fingerprint()
+    table, memo = routes(prefixes=(prefix(fingerprint=declared),)), FingerprintMemo(8)
+    matcher = Matcher(memo)
+    kinds = {path: matcher.match(Question(path, BOTH), table).kind for path in paths}
+    assert kinds == {PATH: MatchKind.FINGERPRINT, MESSAGES: MatchKind.UNDECLARED}
+    assert (memo.hits, memo.misses) == (0, 2)
 
 
 def test_nothing_is_computed_for_a_model_without_prefixes() -> None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from promptprefix.canonical import CanonicalError, parse_json
 from promptprefix.request import UndeclaredError
-from promptprefix.shapes.chat import CHAT, chat_immutable_part
+from promptprefix.shapes.chat import CHAT
+from promptprefix.shapes.messages import MESSAGES
+from promptprefix.shapes.responses import RESPONSES
+from promptprefix.shapes.shape import Shape
 from promptprefix_router.request_head import (
     DeclaringReader,
     MalformedError,
@@ -19,17 +22,41 @@ from promptprefix_router.request_head import (
     read_head,
 )
 
-from .samples import MODEL, PAYLOAD, chat, prefix
+from .samples import MODEL, PAYLOAD, SCHEMA, chat, message, prefix, response
 
 read_chat = DeclaringReader(CHAT).read
+read_message = DeclaringReader(MESSAGES).read
+read_response = DeclaringReader(RESPONSES).read
 
 
 def test_the_fingerprint_is_the_declared_one() -> None:
-    assert read_chat(chat()).fingerprint() == prefix().fingerprint
+    declared = prefix().fingerprint
+    assert read_chat(chat()).fingerprint() == declared
+    assert read_message(message()).fingerprint() == declared
+    assert read_response(response()).fingerprint() == declared
 
 
 def test_the_key_ignores_what_follows_the_first_message() -> None:
     assert read_chat(chat("a", temperature=0.1)).key == read_chat(chat("b")).key
+    assert read_message(message("a", temperature=0.1)).key == read_message(message("b")).key
+    turn = {"role": "user", "content": "a"}
+    assert read_response(response("a")).key == read_response(response("b")).key
+    assert read_response(response([turn, turn])).key == read_response(response([turn])).key
+
+
+def test_the_key_ignores_a_leading_user_turn() -> None:
+    def key(user: str) -> bytes:
+        return read_chat(chat(messages=[{"role": "user", "content": user}])).key
+
+    assert key("a") == key("b")
+
+
+def test_the_key_ignores_what_a_marker_says() -> None:
+    def key(**fields: str | None) -> bytes:
+        return read_response(response(**fields)).key
+
+    assert key(previous_response_id="a") == key(previous_response_id="b") != key()
+    assert key(previous_response_id=None) == key()
 
 
 @pytest.mark.parametrize(
@@ -42,10 +69,49 @@ def test_the_key_ignores_what_follows_the_first_message() -> None:
         {"chat_template": "x"},
         {"documents": [{}]},
         {"messages": [{"role": "system", "content": "other"}]},
+        {"echo": True},
+        {"kv_transfer_params": {"prompt_token_ids": [1]}},
     ],
 )
 def test_the_key_covers_what_decides(changes: dict[str, Any]) -> None:
     assert read_chat(chat(**changes)).key != read_chat(chat()).key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "n"},
+        {"system": "other"},
+        {"tools": []},
+        {"tool_choice": {"type": "none"}},
+        {"messages": [{"role": "system", "content": "x"}]},
+        {"chat_template_kwargs": {"a": 1}},
+        {"thinking": {"type": "disabled"}},
+        {"output_config": {"effort": "low"}},
+        {"kv_transfer_params": {"prompt_token_ids": [1]}},
+    ],
+)
+def test_the_key_of_a_message_covers_what_decides(changes: dict[str, Any]) -> None:
+    assert read_message(message(**changes)).key != read_message(message()).key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "n"},
+        {"instructions": None},
+        {"input": [{"role": "system", "content": "x"}]},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"chat_template_kwargs": {"a": 1}},
+        {"reasoning": {"effort": "low"}},
+        {"truncation": "auto"},
+        {"prompt": {"id": "p"}},
+        {"kv_transfer_params": {"prompt_token_ids": [1]}},
+    ],
+)
+def test_the_key_of_a_response_covers_what_decides(changes: dict[str, Any]) -> None:
+    assert read_response(response(**changes)).key != read_response(response()).key
 
 
 def test_parts_can_not_run_into_each_other() -> None:
@@ -139,32 +205,56 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=10,
 )
+turns = st.lists(
+    json_values
+    | st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "developer", "user"])},
+        optional={"content": json_values, "name": json_values, "tools": json_values},
+    ),
+    max_size=2,
+)
+fields: dict[str, st.SearchStrategy[Any]] = {
+    "tools": json_values | st.just([{"type": "function", "name": "f", "input_schema": SCHEMA}]),
+    "tool_choice": st.sampled_from(["none", {"type": "none"}]) | json_values,
+    "chat_template_kwargs": json_values,
+    "documents": st.none() | json_values,
+    "echo": st.booleans() | json_values,
+    "prompt_logprobs": st.none() | st.integers(0, 1),
+    "system": json_values | st.lists(st.fixed_dictionaries({"type": st.just("text")})),
+    "thinking": json_values | st.just({"type": "disabled"}),
+    "output_config": json_values | st.just({"effort": "low"}),
+    "instructions": st.none() | json_values,
+    "reasoning": json_values | st.just({"effort": "low"}),
+    "truncation": st.none() | json_values,
+    "previous_response_id": st.none() | json_values,
+    "kv_transfer_params": st.none()
+    | st.dictionaries(st.sampled_from(["prompt_token_ids", "a"]), json_values, max_size=2),
+}
 bodies = st.fixed_dictionaries(
-    {"model": st.just(MODEL) | json_values, "messages": st.lists(json_values, max_size=2)},
-    optional={
-        "tools": json_values,
-        "tool_choice": st.just("none") | json_values,
-        "chat_template_kwargs": json_values,
-        "documents": st.none() | json_values,
+    {
+        "model": st.just(MODEL) | json_values,
+        "messages": turns,
+        "input": turns | st.text(),
     },
+    optional=fields,
 )
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.mark.parametrize("shape", [CHAT, MESSAGES, RESPONSES], ids=lambda shape: shape.path)
+@settings(max_examples=60, deadline=None)
 @given(body=bodies)
-def test_slices_mean_what_the_whole_body_means(body: dict[str, Any]) -> None:
+def test_slices_mean_what_the_whole_body_means(shape: Shape, body: dict[str, Any]) -> None:
     """Reading only the parts gives the fingerprint of the strict reading of everything."""
     raw = json.dumps(body).encode()
     try:
-        expected = chat_immutable_part(parse_json(raw)).fingerprint
+        expected = shape.immutable_part(parse_json(raw)).fingerprint
     except (CanonicalError, UndeclaredError):
         expected = ""
     try:
-        found = read_chat(raw).fingerprint()
+        found = DeclaringReader(shape).read(raw).fingerprint()
     except (MalformedError, CanonicalError, UndeclaredError):
         found = ""
-    # A second message without a canonical form does not concern the prefix.
-    assert found == expected or (expected == "" and len(body["messages"]) == 2)
+    assert found == expected
 
 
 def test_the_declared_text_is_matched_in_another_spelling() -> None:
