@@ -14,7 +14,7 @@ SALT_FIELD = "cache_salt"
 
 
 class Cause(StrEnum):
-    """Why a request can't match a declared prefix; the words stand in counters."""
+    """Why a request can't match a declared prefix."""
 
     MALFORMED = "malformed"
     NOT_TEXT = "not-text"
