@@ -16,7 +16,8 @@ from promptprefix.wire import RouteEndpoint, RoutePrefix
 
 PAYLOAD = Payload(
     systemInstructions="You are the triage desk.\nNever guess; ask. é",
-    toolDefinitions='[{"type":"function","function":{"name":"lookup","parameters":{"b":1.0,"a":2}}}]',
+    toolDefinitions='[{"type":"function","function":'
+    '{"name":"lookup","parameters":{"type":"object","b":1.0,"a":2}}}]',
 )
 DIGEST = "d" * 64
 VERSION = "11-22"
