@@ -13,7 +13,6 @@ from promptprefix.shapes.responses import RESPONSES
 from promptprefix.shapes.shape import Shape
 
 OWN_TOKENS = {"prompt_token_ids": [1, 2]}
-EFFORT = {"effort": "low"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,15 @@ FIELDS = (
         "entrypoints/openai/chat_completion/protocol.py",
         "ChatCompletionRequest",
         frozenset(
-            {"model", "messages", "tools", "tool_choice", "chat_template_kwargs", "cache_salt"}
+            {
+                "model",
+                "messages",
+                "tools",
+                "tool_choice",
+                "reasoning_effort",
+                "chat_template_kwargs",
+                "cache_salt",
+            }
         ),
         free={
             **_ANY,
@@ -107,7 +114,6 @@ FIELDS = (
         undeclared={
             "chat_template": ("{{ messages }}", Cause.OWN_TEMPLATE),
             "documents": ([{"text": "x"}], Cause.OWN_TEMPLATE),
-            "reasoning_effort": ("low", Cause.REASONING),
             "add_special_tokens": (True, Cause.SPECIAL_TOKENS),
             "truncate_prompt_tokens": (-1, Cause.TRUNCATED),
             "prompt_logprobs": (0, Cause.SKIPS_CACHE),
@@ -126,6 +132,7 @@ FIELDS = (
                 "messages",
                 "tools",
                 "tool_choice",
+                "output_config",
                 "chat_template_kwargs",
                 "cache_salt",
             }
@@ -133,7 +140,6 @@ FIELDS = (
         free={**_ANY, "max_tokens": 1, "metadata": {"user_id": "u"}, "stop_sequences": ["x"]},
         undeclared={
             "thinking": ({"type": "disabled"}, Cause.REASONING),
-            "output_config": (EFFORT, Cause.REASONING),
             "kv_transfer_params": (OWN_TOKENS, Cause.OWN_TOKENS),
         },
     ),
@@ -148,6 +154,7 @@ FIELDS = (
                 "input",
                 "tools",
                 "tool_choice",
+                "reasoning",
                 "chat_template_kwargs",
                 "cache_salt",
             }
@@ -170,7 +177,6 @@ FIELDS = (
             "previous_response_id": ("resp_1", Cause.STORED_CONTEXT),
             "previous_input_messages": ([{}], Cause.STORED_CONTEXT),
             "prompt": ({"id": "p"}, Cause.STORED_CONTEXT),
-            "reasoning": (EFFORT, Cause.REASONING),
             "truncation": ("auto", Cause.TRUNCATED),
             "kv_transfer_params": (OWN_TOKENS, Cause.OWN_TOKENS),
         },

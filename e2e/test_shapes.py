@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -18,7 +19,13 @@ import httpx
 import openai
 import pytest
 
-from e2e.engine.server import BLOCK_SIZE, SERVED_MODEL, RunningEngine, running_engine
+from e2e.engine.server import (
+    BLOCK_SIZE,
+    SERVED_MODEL,
+    EngineOptions,
+    RunningEngine,
+    running_engine,
+)
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
@@ -34,6 +41,29 @@ Json = dict[str, Any]
 
 TENANT = "ml"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+TEMPLATE = """\
+{#- Prints in its head whatever a request can hand to a template. -#}
+{%- set lead = messages[0] if messages[0].role in ["system", "developer"] else {} -%}
+{{- bos_token ~ "<|im_start|>system\n" -}}
+{%- if reasoning_effort is defined -%}
+  {{- "Effort: " ~ reasoning_effort ~ ", thinking: " ~ enable_thinking ~ "\n" -}}
+{%- endif -%}
+{%- if reasoning is defined -%}{{- "Reasoning: " ~ reasoning ~ "\n" -}}{%- endif -%}
+{%- if documents -%}{{- documents | tojson ~ "\n" -}}{%- endif -%}
+{%- if lead.name is defined -%}{{- lead.name ~ ":\n" -}}{%- endif -%}
+{%- if tools is not none -%}{{- "Tools follow.\n" -}}{%- endif -%}
+{{- lead.content or "" -}}
+{%- if tools is not none -%}
+  {{- "\n# Tools\n" -}}
+  {%- for tool in tools -%}{{- tool | tojson ~ "\n" -}}{%- endfor -%}
+{%- endif -%}
+{{- "<|im_end|>\n" -}}
+{%- for message in (messages[1:] if lead else messages) -%}
+  {%- if message.role == "system" -%}{{- raise_exception("system first") -}}{%- endif -%}
+  {{- "<|im_start|>" ~ message.role ~ "\n" ~ message.content ~ "<|im_end|>\n" -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\n" -}}{%- endif -%}
+"""
 SALT = "a-salt-of-sixteen"
 SYSTEM = "\n".join(f"Rule {number}: answer in one word." for number in range(20))
 SCHEMA = {"type": "object", "properties": {"part": {"type": "string"}}, "required": ["part"]}
@@ -49,6 +79,10 @@ DECLARED = {
     "tools": Payload(systemInstructions=SYSTEM, toolDefinitions=chat_tools(TOOL)),
     "text": Payload(systemInstructions=SYSTEM),
     "options": Payload(systemInstructions=SYSTEM, chatTemplateOptions='{"reasoning":"high"}'),
+    "effort": Payload(
+        systemInstructions=SYSTEM,
+        chatTemplateOptions='{"reasoning_effort":"low","enable_thinking":true}',
+    ),
     "only-tools": Payload(
         toolDefinitions=chat_tools(*({**TOOL, "name": f"look_up_{n}"} for n in range(8)))
     ),
@@ -133,8 +167,11 @@ def cached_tokens(path: str, usage: Json) -> int:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[RunningEngine]:
-    with running_engine(tell, variables={"VLLM_SERVER_DEV_MODE": "1"}) as engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    template: Path = tmp_path_factory.mktemp("template") / "talkative.jinja"
+    template.write_text(TEMPLATE)
+    options = EngineOptions(chat_template=str(template))
+    with running_engine(tell, options, {"VLLM_SERVER_DEV_MODE": "1"}) as engine:
         yield engine
 
 
@@ -202,6 +239,7 @@ FULL: list[tuple[str, str, Json]] = [
     ("text", CHAT, chat(tool_choice="none")),
     ("text", CHAT, chat(tools=None)),
     ("options", CHAT, chat(tools=None, chat_template_kwargs={"reasoning": "high"})),
+    ("effort", CHAT, chat(tools=None, reasoning_effort="low")),
     ("only-tools", CHAT, chat(messages=[USER], tools=json.loads(chat_tools(*EIGHT)))),
     ("salted", CHAT, chat(tools=None, cache_salt=SALT)),
     ("tools", MESSAGES, message()),
@@ -211,6 +249,7 @@ FULL: list[tuple[str, str, Json]] = [
     ("text", MESSAGES, message(tool_choice={"type": "none"})),
     ("text", MESSAGES, message(tools=None)),
     ("options", MESSAGES, message(tools=None, chat_template_kwargs={"reasoning": "high"})),
+    ("effort", MESSAGES, message(tools=None, output_config={"effort": "low"})),
     ("only-tools", MESSAGES, message(system=None, tools=[
         {**ANTHROPIC_TOOL, "name": tool["name"]} for tool in EIGHT])),
     ("salted", MESSAGES, message(tools=None, cache_salt=SALT)),
@@ -224,6 +263,7 @@ FULL: list[tuple[str, str, Json]] = [
     ("text", RESPONSES, response(tool_choice="none")),
     ("text", RESPONSES, response(tools=[])),
     ("options", RESPONSES, response(tools=None, chat_template_kwargs={"reasoning": "high"})),
+    ("effort", RESPONSES, response(tools=None, reasoning={"effort": "low"})),
     ("only-tools", RESPONSES, response(instructions=None, tools=[
         {"type": "function", **tool} for tool in EIGHT])),
     ("salted", RESPONSES, response(tools=None, cache_salt=SALT)),
@@ -242,29 +282,39 @@ def test_a_declared_request_hits_the_whole_head(
 
 
 OTHER = {**TOOL, "description": "Finds another part."}
-MISSES: list[tuple[str, Json]] = [
-    (CHAT, chat(tools=json.loads(chat_tools(OTHER)))),
-    (CHAT, chat(truncate_prompt_tokens=60)),
-    (CHAT, chat(prompt_logprobs=0)),
-    (CHAT, chat(echo=True)),
-    (CHAT, chat(kv_transfer_params={"prompt_token_ids": [5] * 200})),
-    (CHAT, chat(chat_template_kwargs={"reasoning": "high"})),
-    (CHAT, chat(cache_salt=SALT)),
-    (MESSAGES, message(tools=[{**ANTHROPIC_TOOL, "description": "Finds another part."}])),
-    (MESSAGES, message(chat_template_kwargs={"reasoning": "high"})),
-    (MESSAGES, message(kv_transfer_params={"prompt_token_ids": [5] * 200})),
-    (MESSAGES, message(cache_salt=SALT)),
-    (RESPONSES, response(tools=[{"type": "function", **OTHER}])),
-    (RESPONSES, response(chat_template_kwargs={"reasoning": "high"})),
-    (RESPONSES, response(kv_transfer_params={"prompt_token_ids": [5] * 200})),
-    (RESPONSES, response(cache_salt=SALT)),
+INLINE = [USER, {"role": "system", "content": "Be brief."}, USER]
+OWN_TOKENS = {"kv_transfer_params": {"prompt_token_ids": [5] * 200}}
+MISSES: list[tuple[str, str, Json]] = [
+    ("tools", CHAT, chat(tools=json.loads(chat_tools(OTHER)))),
+    ("tools", CHAT, chat(messages=lead(SYSTEM, name="desk"))),
+    ("tools", CHAT, chat(reasoning_effort="low")),
+    ("tools", CHAT, chat(documents=[{"text": "a document"}])),
+    ("tools", CHAT, chat(truncate_prompt_tokens=60)),
+    ("tools", CHAT, chat(prompt_logprobs=0)),
+    ("tools", CHAT, chat(echo=True)),
+    ("tools", CHAT, chat(**OWN_TOKENS)),
+    ("tools", CHAT, chat(chat_template_kwargs={"reasoning": "high"})),
+    ("tools", CHAT, chat(cache_salt=SALT)),
+    ("tools", MESSAGES, message(tools=[{**ANTHROPIC_TOOL, "description": "Another."}])),
+    ("text", MESSAGES, message(tools=[])),
+    ("tools", MESSAGES, message(messages=INLINE)),
+    ("tools", MESSAGES, message(thinking={"type": "disabled"})),
+    ("tools", MESSAGES, message(output_config={"effort": "low"})),
+    ("tools", MESSAGES, message(**OWN_TOKENS)),
+    ("tools", MESSAGES, message(chat_template_kwargs={"reasoning": "high"})),
+    ("tools", MESSAGES, message(cache_salt=SALT)),
+    ("tools", RESPONSES, response(tools=[{"type": "function", **OTHER}])),
+    ("tools", RESPONSES, response(reasoning={"effort": "low"})),
+    ("tools", RESPONSES, response(**OWN_TOKENS)),
+    ("tools", RESPONSES, response(chat_template_kwargs={"reasoning": "high"})),
+    ("tools", RESPONSES, response(cache_salt=SALT)),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), MISSES)
-def test_what_misses_is_undeclared(stand: Stand, path: str, body: Json) -> None:
+@pytest.mark.parametrize(("name", "path", "body"), MISSES)
+def test_what_misses_is_undeclared(stand: Stand, name: str, path: str, body: Json) -> None:
     assert stand.match(path, json.dumps(body).encode()).kind == MatchKind.UNDECLARED
-    head = stand.warm("tools")
+    head = stand.warm(name)
     assert stand.send(path, body) < head.tokens
 
 

@@ -22,7 +22,7 @@ class Cause(StrEnum):
     OWN_TEMPLATE = "own-template"
     """It brings a chat template or documents, which no declared prefix does."""
     REASONING = "reasoning"
-    """An effort is asked for: vLLM hands it to the template, which may print it first."""
+    """It switches thinking off; what vLLM tells the template then depends on the template."""
     SPECIAL_TOKENS = "special-tokens"
     """The tokenizer puts tokens of its own before the template's."""
     TRUNCATED = "truncated"

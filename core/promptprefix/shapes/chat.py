@@ -20,7 +20,6 @@ from promptprefix.shapes.shape import Shape, Turns
 _MARKERS: Mapping[str, Cause] = {
     "chat_template": Cause.OWN_TEMPLATE,
     "documents": Cause.OWN_TEMPLATE,
-    "reasoning_effort": Cause.REASONING,
     "add_special_tokens": Cause.SPECIAL_TOKENS,
     "truncate_prompt_tokens": Cause.TRUNCATED,
     "prompt_logprobs": Cause.SKIPS_CACHE,
@@ -35,7 +34,7 @@ def chat_immutable_part(body: JsonValue) -> ImmutablePart:
     messages = fields.get("messages")
     if not is_list(messages) or not messages:
         raise UndeclaredError(Cause.MALFORMED, "messages")
-    options = template_options(fields)
+    options = template_options(fields, fields.get("reasoning_effort"))
     system = leading_system(messages[0], "messages[0]", ("text",))
     return ImmutablePart(model, system, _tools(fields), options)
 
@@ -51,6 +50,6 @@ CHAT = Shape(
     immutable_part=chat_immutable_part,
     conversation="messages",
     turns=Turns.FIRST,
-    values=("tools", "tool_choice", OPTIONS_FIELD),
+    values=("tools", "tool_choice", "reasoning_effort", OPTIONS_FIELD),
     markers=_MARKERS,
 )

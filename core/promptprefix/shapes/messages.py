@@ -28,8 +28,7 @@ def messages_immutable_part(body: JsonValue) -> ImmutablePart:
     fields = body_object(body, {})
     model = model_name(fields)
     _check_turns(fields.get("messages"))
-    _check_reasoning(fields)
-    options = template_options(fields)
+    options = template_options(fields, _effort(fields))
     return ImmutablePart(model, _system(fields.get("system")), _tools(fields), options)
 
 
@@ -43,14 +42,13 @@ def _check_turns(messages: JsonValue) -> None:
             raise UndeclaredError(Cause.INLINE_SYSTEM, "messages")
 
 
-def _check_reasoning(body: Mapping[str, JsonValue]) -> None:
-    """Thinking that is enabled is a limit for the sampler; the template hears of the rest."""
+def _effort(body: Mapping[str, JsonValue]) -> JsonValue:
+    """Return what the template hears of reasoning; a budget of thinking is the sampler's."""
     thinking = body.get("thinking")
     if isinstance(thinking, Mapping) and thinking.get("type") == "disabled":
         raise UndeclaredError(Cause.REASONING, "thinking.type")
     output = body.get("output_config")
-    if isinstance(output, Mapping) and output.get("effort") is not None:
-        raise UndeclaredError(Cause.REASONING, "output_config.effort")
+    return output.get("effort") if isinstance(output, Mapping) else None
 
 
 def _system(system: JsonValue) -> str:

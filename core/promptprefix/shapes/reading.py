@@ -45,12 +45,19 @@ def model_name(body: Mapping[str, JsonValue]) -> str:
     return model
 
 
-def template_options(body: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    """Return the arguments of the chat template, ``{}`` if there are none."""
+def template_options(
+    body: Mapping[str, JsonValue], effort: JsonValue = None
+) -> Mapping[str, JsonValue]:
+    """Return the arguments of the chat template, ``{}`` if there are none.
+
+    A reasoning effort is two of them: a template may print it before everything else.
+    """
     options = body.get(OPTIONS_FIELD) or {}
     if not isinstance(options, Mapping):
         raise UndeclaredError(Cause.MALFORMED, OPTIONS_FIELD)
-    return options
+    if effort is None:
+        return options
+    return {"enable_thinking": effort != "none", **options, "reasoning_effort": effort}
 
 
 def tool_list(body: Mapping[str, JsonValue]) -> Sequence[JsonValue] | None:

@@ -30,11 +30,10 @@ def responses_immutable_part(body: JsonValue) -> ImmutablePart:
     fields = body_object(body, _MARKERS)
     model = model_name(fields)
     reasoning = fields.get("reasoning")
-    if isinstance(reasoning, Mapping) and reasoning.get("effort") is not None:
-        raise UndeclaredError(Cause.REASONING, "reasoning.effort")
+    effort = reasoning.get("effort") if isinstance(reasoning, Mapping) else None
     if fields.get("truncation") not in (None, "disabled"):
         raise UndeclaredError(Cause.TRUNCATED, "truncation")
-    options = template_options(fields)
+    options = template_options(fields, effort)
     return ImmutablePart(model, _system(fields), _tools(fields), options)
 
 
