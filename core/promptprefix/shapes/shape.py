@@ -25,9 +25,9 @@ class Turns(StrEnum):
 class Shape:
     """How one API spells a request.
 
-    A body with nothing but the fields named here has the immutable part of the whole body, also
-    where the value of a marker that is set is replaced by ``true`` and the conversation is reduced
-    to what ``turns`` says.
+    A body with nothing but the model, the transfer parameters and the fields named here has the
+    immutable part of the whole body, also where the value of a marker that is set is replaced by
+    ``true`` and the conversation is reduced to what ``turns`` says.
     """
 
     path: str
