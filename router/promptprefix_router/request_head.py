@@ -124,7 +124,9 @@ def check_unambiguous(body: bytes) -> None:
 def _ambiguous(body: bytes, slices: BodySlices) -> bool:
     if has_escaped_letters(body):
         return True
-    names = ["model", SALT_FIELD, *(name for name, _ in slices.parts)]
+    names = ["model", *(name for name, _ in slices.parts)]
+    if slices.salt:
+        names.append(SALT_FIELD)
     return any(_stands_twice(body, name.encode()) for name in names)
 
 

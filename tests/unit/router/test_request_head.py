@@ -51,6 +51,20 @@ def test_the_key_ignores_a_leading_user_turn() -> None:
     assert key("a") == key("b")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"echo": False},
+        {"documents": None},
+        {"kv_transfer_params": None},
+        {"kv_transfer_params": {"remote_port": 1}},
+        {"kv_transfer_params": {"prompt_token_ids": None}},
+    ],
+)
+def test_the_key_ignores_what_is_not_set(changes: dict[str, Any]) -> None:
+    assert read_chat(chat(**changes)).key == read_chat(chat()).key
+
+
 def test_the_key_ignores_what_a_marker_says() -> None:
     def key(**fields: str | None) -> bytes:
         return read_response(response(**fields)).key
@@ -70,6 +84,7 @@ def test_the_key_ignores_what_a_marker_says() -> None:
         {"documents": [{}]},
         {"messages": [{"role": "system", "content": "other"}]},
         {"echo": True},
+        {"prompt_logprobs": 0},
         {"kv_transfer_params": {"prompt_token_ids": [1]}},
     ],
 )
