@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import cast
 
@@ -21,6 +21,8 @@ MAX_GUESTS = 256
 """Connections of a public door; the one that came first makes room for the next."""
 PATIENCE_S = 10.0
 """How long a connection of a public door lives."""
+CLOSING = ("connection", "close")
+"""Said of the last answer, so that a client does not ask again on a connection that ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +129,17 @@ class HttpDoor(asyncio.Protocol):
     def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(self._handler(request).encode())
-        if not keep_alive or self._guests is not None:
-            self._transport.close()
+        answer = self._handler(request)
+        if keep_alive and self._guests is None:
+            self._transport.write(answer.encode())
+            return
+        self._transport.write(replace(answer, headers=(*answer.headers, CLOSING)).encode())
+        self._transport.close()
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._finished.clear()
         if self._transport is not None:
-            self._transport.write(HttpResponse(status, (("connection", "close"),)).encode())
+            self._transport.write(HttpResponse(status, (CLOSING,)).encode())
             self._transport.close()
 
     def on_message_begin(self) -> None:

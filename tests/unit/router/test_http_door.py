@@ -94,6 +94,7 @@ def test_the_peer_may_close() -> None:
     talk = Conversation()
     talk.door.data_received(b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n")
     assert talk.statuses == [b"200"]
+    assert b"connection: close" in talk.wire.written
     assert talk.wire.closed
 
 
@@ -150,7 +151,7 @@ async def heard(peer: Peer) -> bytes:
 
 async def test_a_stranger_gets_one_answer_however_much_it_asks(public_port: int) -> None:
     answer = await heard(await knock(public_port, b"GET / HTTP/1.1\r\n\r\n" * 1_000))
-    assert answer == HttpResponse(200).encode()
+    assert answer == HttpResponse(200, (("connection", "close"),)).encode()
 
 
 async def test_a_stranger_that_says_nothing_is_not_waited_for(
@@ -166,4 +167,4 @@ async def test_the_oldest_stranger_makes_room(public_port: int) -> None:
     assert await heard(first) == b""
     for peer in (second, third):
         peer[1].write(b"GET / HTTP/1.1\r\n\r\n")
-        assert await heard(peer) == HttpResponse(200).encode()
+        assert await heard(peer) == HttpResponse(200, (("connection", "close"),)).encode()
