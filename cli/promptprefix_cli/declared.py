@@ -1,4 +1,4 @@
-"""The declared prefixes of an input: PromptPrefix manifests and chat request bodies."""
+"""The declared prefixes of an input: PromptPrefix manifests and request bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.lint import lint_payload
 from promptprefix.payload import CONTENT_FIELDS, Payload, PayloadError
-from promptprefix.request import Cause, UndeclaredError
+from promptprefix.request import UndeclaredError
 from promptprefix.resource import (
     API_VERSION,
     KIND,
@@ -24,9 +24,9 @@ from promptprefix.resource import (
     LintSettings,
     PromptPrefixSpec,
 )
-from promptprefix.shapes.chat import chat_immutable_part
 from promptprefix.windows import WindowError, read_window
 from promptprefix_cli.input_error import InputError, validation_errors
+from promptprefix_cli.request_body import places, remedy, shape_of
 
 Sources: TypeAlias = Mapping[tuple[str, str, str], Mapping[str, Any]]
 """ConfigMaps and Secrets of the input by kind, namespace and name."""
@@ -36,18 +36,6 @@ SECRET = "Secret"  # noqa: S105 - a kind
 
 INLINE = {name: f"spec.content.inline.{name}" for name in CONTENT_FIELDS}
 DATA = {name: f"data.{name}" for name in CONTENT_FIELDS}
-BODY = {
-    "systemInstructions": "messages[0].content",
-    "defaultModeSpecs": "messages[0].content",
-    "toolDefinitions": "tools",
-    "chatTemplateOptions": "chat_template_kwargs",
-}
-
-LEAVE_OUT = "makes the request match no declared prefix; leave it out"
-UNDECLARED_WORDS = {
-    Cause.MALFORMED: "is missing or of the wrong type; send what the chat completions API takes",
-    Cause.NOT_TEXT: "has parts that are no text; only text can be declared",
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +98,7 @@ def declared_prefixes(
         except* InputError as group:
             errors += [error for error in group.exceptions if isinstance(error, InputError)]
     if not found and not errors:
-        errors.append(InputError("", "", f"no {KIND} and no chat request body in the input"))
+        errors.append(InputError("", "", f"no {KIND} and no request body in the input"))
     return found, errors
 
 
@@ -127,11 +115,11 @@ def objects_of(documents: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]
 
 def _declared(label: str, item: Any, sources: Sources) -> Declared | None:
     if not isinstance(item, Mapping):
-        raise InputError(label, "", f"must be a {KIND} manifest or a chat request body")
+        raise InputError(label, "", f"must be a {KIND} manifest or a request body")
     if "kind" not in item:
         if "messages" in item or "model" in item:
             return _request(f"{label} (request body)", item)
-        raise InputError(label, "kind", f"is missing; this is no {KIND} and no chat request body")
+        raise InputError(label, "kind", f"is missing; this is no {KIND} and no request body")
     if item["kind"] != KIND:
         return None
     name = "/".join(filter(None, (_metadata(item, "namespace"), _metadata(item, "name"))))
@@ -220,13 +208,12 @@ def _named(source: Mapping[str, Any]) -> str:
 
 
 def _request(document: str, body: Mapping[Any, Any]) -> Declared:
+    shape = shape_of(body)
     try:
-        part = chat_immutable_part(body)
+        part = shape.immutable_part(body)
         fingerprint = part.fingerprint
     except UndeclaredError as error:
-        raise InputError(
-            document, error.field, UNDECLARED_WORDS.get(error.cause, LEAVE_OUT)
-        ) from error
+        raise InputError(document, error.field, remedy(error.cause, shape)) from error
     except CanonicalError as error:
         raise InputError(document, "", str(error)) from error
     payload = Payload(
@@ -234,7 +221,7 @@ def _request(document: str, body: Mapping[Any, Any]) -> Declared:
         toolDefinitions=json.dumps(part.tools, ensure_ascii=False),
         chatTemplateOptions=json.dumps(part.options, ensure_ascii=False),
     )
-    return Declared(document, part.model, payload, BODY, fingerprint)
+    return Declared(document, part.model, payload, places(shape, body), fingerprint)
 
 
 def _fingerprint(document: str, model: str, payload: Payload, places: Mapping[str, str]) -> str:

@@ -46,8 +46,8 @@ Files = Annotated[
         "--filename",
         metavar="FILE|-",
         help="PromptPrefix manifests (and the ConfigMaps and Secrets that they name) in YAML or "
-        "JSON, or chat request bodies in JSON; - reads the standard input. May be given several "
-        "times.",
+        "JSON, or request bodies of chat completions, Messages or Responses in JSON; - reads the "
+        "standard input. May be given several times.",
     ),
 ]
 OutputOption = Annotated[

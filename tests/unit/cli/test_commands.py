@@ -202,10 +202,10 @@ def test_what_the_manifest_says_of_linting_holds(lint: dict[str, Any], words: st
 
 
 BAD_INPUT: tuple[tuple[str | bytes, str], ...] = (
-    ("", "no PromptPrefix and no chat request body in the input"),
-    ("kind: Deployment\n", "no PromptPrefix and no chat request body"),
+    ("", "no PromptPrefix and no request body in the input"),
+    ("kind: Deployment\n", "no PromptPrefix and no request body"),
     (b"\xff\xfe", "-: is not UTF-8 text (byte 0)"),
-    ("just words\n", "- document 1: must be a PromptPrefix manifest or a chat request body"),
+    ("just words\n", "- document 1: must be a PromptPrefix manifest or a request body"),
     ("[1, 2]", "- document 1: must be a PromptPrefix manifest"),
     ("a: b: c", "-: is not YAML: mapping values are not allowed here line 1, column 5"),
     ("a: 1\na: 2\n", "-: is not YAML: the key 'a' stands twice line 2, column 1"),
