@@ -35,6 +35,8 @@ TIMEOUT = httpx.Timeout(CONNECT_TIMEOUT_S, read=ANSWER_TIMEOUT_S, write=WRITE_TI
 MAX_CONTENT_BYTES = 8 * 1024 * 1024
 """Four fields of 262,144 characters, each at most 6 bytes as escaped JSON, and some air."""
 
+_AWAY = frozenset({"timeout", "unreachable", "standby"})
+
 
 class ControlError(Exception):
     """The control API gave no usable answer. ``kind`` is a short word for counters."""
@@ -42,6 +44,11 @@ class ControlError(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+    @property
+    def passing(self) -> bool:
+        """Whether the API was away, rather than asked wrongly or answering badly."""
+        return self.kind in _AWAY
 
 
 class ControlStatusError(ControlError):

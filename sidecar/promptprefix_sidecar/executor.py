@@ -142,7 +142,7 @@ class Executor:
         try:
             cache_salt = await self._salts.get(record.placement)
         except ControlError as error:
-            self._not_warm(record, str(error))
+            self._not_warm(record, _transient(error))
         else:
             before = await self._provenance.reading()
             pin = self._desk.pin if hard else self._warm_softly
@@ -173,7 +173,7 @@ class Executor:
         try:
             progress = await self._toucher.prove(record.placement.model, head, cache_salt)
         except (EngineError, UnprovenError) as error:
-            self._not_warm(record, str(error))
+            self._not_warm(record, Failure(Reason.WARM_FAILED, str(error)))
             return None
         now = self._clock.monotonic()
 
@@ -188,10 +188,9 @@ class Executor:
         self._change(record, warmed)
         return progress
 
-    def _not_warm(self, record: Record, message: str) -> None:
-        failure = Failure(Reason.WARM_FAILED, message)
+    def _not_warm(self, record: Record, failure: Failure) -> None:
         now = self._clock.monotonic()
-        log.warning("prefix not warm", **_names(record), message=message)
+        log.warning("prefix not warm", **_names(record), message=failure.message)
         self._change(record, lambda r: lifecycle.not_had(r, failure, now))
 
     async def _touch(self, record: Record) -> None:
@@ -224,7 +223,8 @@ class Executor:
 def _transient(error: ControlError | EngineError) -> Failure:
     if isinstance(error, ControlStatusError) and error.status == NOT_FOUND:
         return Failure(Reason.CONTENT_NOT_FOUND, str(error))
-    return Failure(Reason.WARM_FAILED, str(error))
+    passing = isinstance(error, ControlError) and error.passing
+    return Failure(Reason.WARM_FAILED, str(error), passing=passing)
 
 
 def _check_engine(head: Head, snapshot: Snapshot) -> None:

@@ -11,17 +11,23 @@ from promptprefix_sidecar.pins import PinView
 from promptprefix_sidecar.snapshot import FOREVER, NEVER, Record
 
 MAX_BACKOFF_S = 60.0
+PASSING_BACKOFF_S = 10.0
 PIN_BACKOFF_S = 5.0
 MAX_PIN_BACKOFF_S = 600.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why something did not work. A ``settled`` failure stays until the text or engine changes."""
+    """Why something did not work. A ``settled`` failure stays until the text or engine changes.
+
+    A ``passing`` one is no fault of this pod: the control API was away. Nobody is told of it, as
+    the prefix would be tried on other pods, which reach that API no better.
+    """
 
     reason: str
     message: str
     settled: bool = False
+    passing: bool = False
 
 
 def backoff(failures: int, first: float = 1.0, limit: float = MAX_BACKOFF_S) -> float:
@@ -116,6 +122,9 @@ def prepare_failed(record: Record, failure: Failure, now: float, recheck_at: flo
 def failed(record: Record, failure: Failure, now: float) -> Record:
     """It is not warm, and is tried again later unless the failure is settled."""
     failures = record.failures + 1
+    if failure.passing:
+        retry_at = now + backoff(failures, limit=PASSING_BACKOFF_S)
+        return replace(pending(record), failures=failures, retry_at=retry_at)
     return replace(
         pending(record),
         phase=Phase.FAILED,

@@ -49,7 +49,7 @@ async def test_a_salt_that_cant_be_had_is_asked_for_again(
 ) -> None:
     placement = control.placement("triage", TEXT, salt=SALT)
     plain = control.placement("plain", OTHER)
-    refused = ControlError("unreachable", "the salt is not there")
+    refused = ControlError("unreadable", "a cache salt is empty")
     control.salt_error = refused
     await control.want([placement, plain])
     async with running(engine, control, tmp_path):
@@ -59,6 +59,22 @@ async def test_a_salt_that_cant_be_had_is_asked_for_again(
         assert not any("cache_salt" in body for body in engine.sent("/v1/completions"))
         control.salt_error = None
         await control.state(placement.id)
+
+
+async def test_that_the_control_api_was_away_is_no_failure_of_the_pod(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path
+) -> None:
+    placement = control.placement("triage", TEXT, salt=SALT)
+    plain = control.placement("plain", OTHER)
+    control.salt_error = ControlError("timeout", "the control API did not answer in time")
+    await control.want([placement, plain])
+    async with running(engine, control, tmp_path):
+        await control.state(plain.id)
+        await control.state(placement.id, Phase.PENDING)
+        control.salt_error = None
+        await control.state(placement.id)
+    told = [each for state in control.states for each in state.placements]
+    assert Phase.FAILED not in {each.phase for each in told}
 
 
 async def test_a_match_counts_for_the_tenant_whose_salt_it_carries(

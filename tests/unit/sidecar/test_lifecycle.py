@@ -28,6 +28,7 @@ from promptprefix_sidecar.snapshot import FOREVER, NEVER, EngineView, PluginStat
 from .records import head, pin, placement, prepared, report, snapshot, warm
 
 NOW = Moment(now=100.0, wall=1_000_000.0)
+AWAY = Failure("WarmFailed", "the control API did not answer in time", passing=True)
 FAILURE = Failure("WarmFailed", "no")
 A = warm("a")
 
@@ -185,6 +186,17 @@ def test_failures_are_tried_again_ever_more_slowly_up_to_a_minute() -> None:
     assert lifecycle.backoff(10_000) == 60
 
 
+def test_nobody_is_told_that_the_control_api_was_away() -> None:
+    record = replace(A, phase=Phase.WARMING)
+    delays = []
+    for _ in range(5):
+        record = lifecycle.prepare_failed(record, AWAY, 100.0, 400.0)
+        assert (record.phase, record.reason, record.message) == (Phase.PENDING, "", "")
+        delays.append(record.retry_at - 100.0)
+    assert delays == [1, 2, 4, 8, 10]
+    assert lifecycle.failed(prepared(), AWAY, 100.0).phase is Phase.PENDING
+
+
 def test_a_touch_that_finds_less_than_the_head_warms_it_again() -> None:
     soft = warm("a", pinning=Pinning.SOFT, pinned=Pinning.SOFT)
     assert soft.head is not None
@@ -214,6 +226,7 @@ EVENTS = st.sampled_from(
         "restart",
         "unhealthy",
         "healthy",
+        "away",
         "report",
         "empty-report",
         "absent",
@@ -264,6 +277,8 @@ def after(event: str, known: Snapshot, now: float) -> Snapshot:
             return change(lambda r: lifecycle.prepared(r, head(first=9), now, now + 300))
         case "prepare-failed":
             return change(lambda r: lifecycle.prepare_failed(r, FAILURE, now, now + 300))
+        case "away":
+            return change(lambda r: lifecycle.prepare_failed(r, AWAY, now, now + 300))
         case "settled":
             failure = Failure("NoStaticHead", "", settled=True)
             return change(lambda r: lifecycle.prepare_failed(r, failure, now, now + 300))
