@@ -18,8 +18,8 @@ from promptprefix_operator.api_server import ApiError, ApiServer, Json
 from promptprefix_operator.metrics import Metrics
 
 COMPONENT = "promptprefix-operator"
-MAX_WAITING = 256
-"""Events that wait to be posted; more are dropped and counted."""
+MAX_WAITING = 2_048
+"""Events that wait to be posted; more are dropped and counted. Many windows may open at once."""
 
 _MESSAGE_CHARS = 1_024
 _NAME_CHARS = 253
