@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 class Policy:
     """Intervals in seconds. Requests of users go first for at most ``soft_wait_s``.
 
-    One request of a warm-up computes at most ``warm_chunk_tokens``, so that users' wait no longer.
+    One request of a warm-up computes at most ``warm_chunk_tokens``, so that users wait no longer.
     """
 
     lease_s: int = 120
