@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
+from promptprefix_router.choice import Chooser
+from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import HttpRequest
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
@@ -49,11 +51,10 @@ def picker() -> Picker:
     memo = FingerprintMemo(4096)
     made = Picker(
         Matcher(memo),
-        LoadLedger(),
+        Chooser(LoadLedger()),
         MatchTally(time.time),
         RouterMetrics(memo, time.monotonic),
         time.perf_counter,
-        LIMIT,
     )
     endpoints = tuple(
         RouteEndpoint(
@@ -84,7 +85,7 @@ def measure(name: str, bodies: Iterable[bytes], answer: Callable[[HttpRequest], 
 
 def main() -> None:
     """Measure every case."""
-    answer = picker().answer
+    answer = ExtAuthz(picker(), LIMIT).answer
     same = body(0)
     measure("memo", [same] * 2000, answer)
     measure("no memo", (body(i) for i in range(1, 501)), answer)

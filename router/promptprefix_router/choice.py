@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from promptprefix_router.load import LoadLedger
-from promptprefix_router.matching import Match, MatchKind
+from promptprefix_router.matching import Match, MatchKind, Question
 from promptprefix_router.routes import Endpoint, Routes
+
+_WITHOUT_PREFIX = (MatchKind.UNDECLARED, MatchKind.PARTIAL, MatchKind.MALFORMED)
 
 
 class Outcome(StrEnum):
@@ -27,27 +30,44 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The endpoint, if any, and why."""
+    """The endpoint, if any, why, and the next best ones in order."""
 
     outcome: Outcome
     endpoint: Endpoint | None = None
+    fallbacks: tuple[Endpoint, ...] = ()
 
 
-def choose(routes: Routes, match: Match, ledger: LoadLedger) -> Choice:
-    """Choose among ready endpoints serving the model: a warm one first, then by load.
+class Chooser:
+    """Chooses among ready endpoints serving the model: a warm one first, then by load.
 
     Endpoints that Envoy's health checks find broken are left out while others remain.
     """
-    ready = routes.ready(match.model)
-    candidates = [endpoint for endpoint in ready if ledger.healthy(endpoint.address)] or ready
-    if not candidates:
-        return Choice(Outcome.UNROUTED)
-    warm = [endpoint for endpoint in candidates if not endpoint.warm.isdisjoint(match.digests)]
-    if warm:
-        outcome = Outcome.WARM
-    elif match.kind in (MatchKind.HEADER, MatchKind.FINGERPRINT):
-        outcome = Outcome.COLD
-    else:
-        outcome = Outcome.LEAST_LOADED
-    best = min(warm or candidates, key=lambda endpoint: ledger.rank(endpoint.address))
-    return Choice(outcome, best)
+
+    def __init__(self, ledger: LoadLedger) -> None:
+        self._ledger = ledger
+
+    def retain(self, routes: Routes) -> None:
+        """Forget every endpoint that is not in ``routes``."""
+        self._ledger.retain(endpoint.address for endpoint in routes.endpoints)
+
+    def choose(self, routes: Routes, question: Question, match: Match) -> Choice:
+        """Choose for a request, and count it as load of the chosen endpoint."""
+        candidates = self._candidates(routes, question, match)
+        if not candidates:
+            return Choice(Outcome.UNROUTED)
+        warm = [endpoint for endpoint in candidates if not endpoint.warm.isdisjoint(match.digests)]
+        if warm:
+            outcome = Outcome.WARM
+        elif match.kind not in _WITHOUT_PREFIX:
+            outcome = Outcome.COLD
+        else:
+            outcome = Outcome.LEAST_LOADED
+        best = min(warm or candidates, key=lambda endpoint: self._ledger.rank(endpoint.address))
+        self._ledger.pick(best.address)
+        return Choice(outcome, best)
+
+    def _candidates(self, routes: Routes, question: Question, match: Match) -> Sequence[Endpoint]:
+        ready: Sequence[Endpoint] = routes.ready(match.model)
+        if question.subset is not None:
+            ready = [endpoint for endpoint in ready if endpoint.address in question.subset]
+        return [endpoint for endpoint in ready if self._ledger.healthy(endpoint.address)] or ready

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from promptprefix_router.endpoints_file import ENDPOINTS_FILE, ENGINES_CLUSTER
-from promptprefix_router.picker import DESTINATION_HEADER
+from promptprefix_router.header_names import DESTINATION_HEADER
 from promptprefix_router.settings import RouterSettings
 
 EnvoyConfig: TypeAlias = dict[str, Any]

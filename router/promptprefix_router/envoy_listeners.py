@@ -6,7 +6,7 @@ import json
 
 from promptprefix_router.endpoints_file import ENGINES_CLUSTER
 from promptprefix_router.envoy_clusters import ADMIN_CLUSTER, PICKER_CLUSTER, EnvoyConfig
-from promptprefix_router.picker import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
+from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
 from promptprefix_router.settings import RouterSettings
 
 PICKED_PATHS = (

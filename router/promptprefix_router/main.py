@@ -19,8 +19,10 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from promptprefix_router.bootstrap import write_bootstrap
+from promptprefix_router.choice import Chooser
 from promptprefix_router.control_link import control_client
 from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
@@ -72,9 +74,7 @@ async def serve(settings: RouterSettings) -> None:
         memo, time.monotonic, pool_known=lambda: not file.empty, counted=lambda: len(tally)
     )
     ledger = LoadLedger()
-    picker = Picker(
-        Matcher(memo), ledger, tally, metrics, time.perf_counter, settings.max_request_bytes
-    )
+    picker = Picker(Matcher(memo), Chooser(ledger), tally, metrics, time.perf_counter)
     keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
@@ -93,7 +93,7 @@ async def serve(settings: RouterSettings) -> None:
     )
     stop = _stop_signal()
     decisions = await open_door(
-        picker.answer,
+        ExtAuthz(picker, settings.max_request_bytes).answer,
         settings.decision_host,
         settings.decision_port,
         settings.max_request_bytes + BODY_SLACK,

@@ -43,12 +43,16 @@ class MatchKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What Envoy asks: a request of a client, its body whole or only its first part."""
+    """What a door asks: a request of a client, its body whole or only its first part.
+
+    ``subset`` are the addresses (``ip:port``) that a gateway allows; None allows all.
+    """
 
     path: str
     body: bytes
     partial: bool = False
     prefix_name: str | None = None
+    subset: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from promptprefix_router.choice import Outcome
+from promptprefix_router.decision import COMMAND, Decision
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.matching import FingerprintMemo, MatchKind
 from promptprefix_router.routes import Routes
 
 _NAMESPACE = "promptprefix_router"
 _SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2)
-REFUSED = "command"
 
 
 class _MemoUse(Collector):
@@ -64,7 +64,7 @@ class RouterMetrics:
             for outcome in Outcome:
                 if outcome is not Outcome.REFUSED:
                     self._decisions.labels(kind, outcome)
-        self._decisions.labels(REFUSED, Outcome.REFUSED)
+        self._decisions.labels(COMMAND, Outcome.REFUSED)
         self._seconds = Histogram(
             "decision_seconds",
             "Time from a whole question to its answer.",
@@ -93,9 +93,9 @@ class RouterMetrics:
         entries.set_function(lambda: len(memo))
         self.registry.register(_MemoUse(memo))
 
-    def decided(self, match: str, outcome: Outcome, seconds: float) -> None:
+    def decided(self, decision: Decision, seconds: float) -> None:
         """Count one decision."""
-        self._decisions.labels(match, outcome).inc()
+        self._decisions.labels(decision.match or COMMAND, decision.outcome).inc()
         self._seconds.observe(seconds)
 
     def published(self, routes: Routes) -> None:

@@ -17,7 +17,9 @@ from aiohttp import web
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
+from promptprefix_router.choice import Chooser
 from promptprefix_router.control_link import Backoff, control_client
+from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
@@ -307,7 +309,8 @@ def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:
     memo = FingerprintMemo(4)
     metrics = RouterMetrics(memo, time.monotonic)
     ledger = LoadLedger()
-    picker = Picker(Matcher(memo), ledger, MatchTally(time.time), metrics, time.perf_counter, 1024)
+    chooser = Chooser(ledger)
+    picker = Picker(Matcher(memo), chooser, MatchTally(time.time), metrics, time.perf_counter)
     picker.use(Routes.from_table(route_table(1), "ml"))
     return picker, ledger, metrics
 
@@ -328,7 +331,8 @@ async def served(
 async def test_a_question_over_the_wire_is_answered_and_counted() -> None:
     picker, _, metrics = picker_parts()
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    async with served(picker.answer) as decisions, served(metrics.answer) as exposition:
+    door = ExtAuthz(picker, 1024)
+    async with served(door.answer) as decisions, served(metrics.answer) as exposition:
         response = await decisions.post("/v1/chat/completions", json=body)
         assert response.headers["x-gateway-destination-endpoint"] == "10.0.0.1:8000"
         text = (await exposition.get("/metrics")).text

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router.choice import Outcome, choose
+from promptprefix_router.choice import Choice, Chooser, Outcome
 from promptprefix_router.load import LoadLedger, LoadReading
-from promptprefix_router.matching import Match, MatchKind
+from promptprefix_router.matching import Match, MatchKind, Question
+from promptprefix_router.routes import Routes
 
 from .samples import DIGEST, MODEL, endpoint, routes
 
 DECLARED = Match(MatchKind.FINGERPRINT, MODEL, frozenset({DIGEST}))
 UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
+QUESTION = Question("/v1/chat/completions", b"{}")
 
 
 def ledger(*unhealthy: int, **active: int) -> LoadLedger:
@@ -26,6 +28,11 @@ def ledger(*unhealthy: int, **active: int) -> LoadLedger:
         )
     )
     return book
+
+
+def choose(pool: Routes, match: Match, book: LoadLedger) -> Choice:
+    """Choose for a request."""
+    return Chooser(book).choose(pool, QUESTION, match)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +84,7 @@ def test_never_a_busier_one_of_the_same_kind(
             for n in range(len(loads))
         )
     )
+    before = {n: book.load(f"10.0.0.{n}:8000") for n in range(len(loads))}
     choice = choose(pool, DECLARED, book)
     usable = [n for n in range(len(loads)) if n in ready]
     if not usable:
@@ -84,5 +92,6 @@ def test_never_a_busier_one_of_the_same_kind(
         return
     best = [n for n in usable if n in warm] or usable
     assert choice.endpoint is not None
-    assert book.load(choice.endpoint.address) == min(loads[n] for n in best)
+    assert before[int(choice.endpoint.host.rpartition(".")[2])] == min(loads[n] for n in best)
+    assert book.load(choice.endpoint.address) == min(loads[n] for n in best) + 1
     assert choice.outcome is (Outcome.WARM if best[0] in warm else Outcome.COLD)

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from promptprefix_router.choice import Chooser, Outcome
+from promptprefix_router.ext_authz import ExtAuthz
+from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.matching import FingerprintMemo, Matcher, MatchKind, Question
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.picker import DECISION_HEADER, DESTINATION_HEADER, Picker
+from promptprefix_router.picker import Picker
 
 from .samples import DIGEST, chat, endpoint, prefix, routes
 
@@ -27,7 +30,7 @@ def picker() -> Picker:
     memo = FingerprintMemo(16)
     metrics = RouterMetrics(memo, time.monotonic)
     tally = MatchTally(time.time)
-    made = Picker(Matcher(memo), LoadLedger(), tally, metrics, time.perf_counter, LIMIT)
+    made = Picker(Matcher(memo), Chooser(LoadLedger()), tally, metrics, time.perf_counter)
     made.use(routes(endpoint(1, warm=(DIGEST,)), endpoint(2), prefixes=(prefix(),)))
     return made
 
@@ -37,7 +40,7 @@ def ask(
 ) -> HttpResponse:
     """Ask about a request."""
     raw = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    return picker.answer(HttpRequest("POST", f"{path}?a=b", raw, body))
+    return ExtAuthz(picker, LIMIT).answer(HttpRequest("POST", f"{path}?a=b", raw, body))
 
 
 def test_a_warm_endpoint_is_named(picker: Picker) -> None:
@@ -55,6 +58,26 @@ def test_a_cut_body_is_partial_even_if_envoy_does_not_say_so(picker: Picker) -> 
 def test_the_header_of_envoy_says_partial(picker: Picker) -> None:
     response = ask(picker, chat()[:-9], x_envoy_auth_partial_body="true")
     assert dict(response.headers)[DECISION_HEADER] == "least-loaded;match=partial"
+
+
+def test_a_decision_names_everything_that_a_door_tells(picker: Picker) -> None:
+    decision = picker.decide(Question("/v1/chat/completions", chat()))
+    assert decision.outcome is Outcome.WARM
+    assert decision.match is MatchKind.FINGERPRINT
+    assert decision.endpoint is not None
+    assert decision.endpoint.address == "10.0.0.1:8000"
+    assert decision.refusal is None
+
+
+def test_only_endpoints_of_the_subset_are_chosen(picker: Picker) -> None:
+    subset = frozenset({"10.0.0.2:8000", "10.0.0.9:8000"})
+    question = Question("/v1/chat/completions", chat(), subset=subset)
+    decision = picker.decide(question)
+    assert decision.summary == "cold;match=fingerprint"
+    assert decision.destination == "10.0.0.2:8000"
+    nowhere = picker.decide(Question("/v1/chat/completions", chat(), subset=frozenset()))
+    assert nowhere.summary == "unrouted;match=fingerprint"
+    assert nowhere.destination == ""
 
 
 def test_a_command_is_refused_in_the_shape_of_openai(picker: Picker) -> None:
@@ -108,6 +131,6 @@ bodies = st.one_of(
 )
 def test_no_input_makes_it_fail(picker: Picker, body: bytes, path: str, name: str) -> None:
     request = HttpRequest("POST", path, {b"x-promptprefix": name.encode("latin-1")}, body)
-    response = picker.answer(request)
+    response = ExtAuthz(picker, LIMIT).answer(request)
     assert response.status in (200, 403)
     assert response.encode().startswith(b"HTTP/1.1 ")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
+from promptprefix_router.choice import Chooser
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadFormatError, parse_reading
@@ -33,9 +34,8 @@ class Stand:
         memo = FingerprintMemo(4)
         self.metrics = RouterMetrics(memo, lambda: self.now)
         self.tally = MatchTally(time.time)
-        self.picker = Picker(
-            Matcher(memo), LoadLedger(), self.tally, self.metrics, time.perf_counter, 4096
-        )
+        chooser = Chooser(LoadLedger())
+        self.picker = Picker(Matcher(memo), chooser, self.tally, self.metrics, time.perf_counter)
         self.file = EndpointsFile(self.folder)
         self.keeper = RouteKeeper(self.picker, self.file, self.metrics, TENANT, lambda: self.now)
 

@@ -1,0 +1,65 @@
+"""What came of a question, for any door to translate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from promptprefix.pin_command import XARG
+from promptprefix_router.choice import Outcome
+from promptprefix_router.matching import MatchKind
+from promptprefix_router.routes import Endpoint
+
+COMMAND = "command"
+"""What stands for the kind of match of a request that is refused unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer to the client in place of an engine's; ``body`` is JSON, OpenAI's error shape."""
+
+    status: int
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An endpoint and the next best ones in order; or none, for want of one; or a refusal."""
+
+    outcome: Outcome
+    match: MatchKind | None = None
+    endpoint: Endpoint | None = None
+    fallbacks: tuple[Endpoint, ...] = ()
+    refusal: Refusal | None = None
+
+    @property
+    def summary(self) -> str:
+        """The decision in fixed words, as responses tell it."""
+        return f"{self.outcome};match={self.match or COMMAND}"
+
+    @property
+    def destination(self) -> str:
+        """``ip:port`` of the endpoint, then of the next best ones behind commas; or empty."""
+        if self.endpoint is None:
+            return ""
+        return ",".join(each.address for each in (self.endpoint, *self.fallbacks))
+
+
+COMMAND_REFUSED = Decision(
+    Outcome.REFUSED,
+    refusal=Refusal(
+        403,
+        json.dumps(
+            {
+                "error": {
+                    "message": f"Engine commands are not accepted from clients: remove {XARG!r} "
+                    "from vllm_xargs (and from kv_transfer_params, ec_transfer_params, "
+                    "extra_args).",
+                    "type": "invalid_request_error",
+                    "param": f"vllm_xargs.{XARG}",
+                    "code": "engine_command_refused",
+                }
+            }
+        ).encode(),
+    ),
+)
