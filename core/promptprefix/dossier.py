@@ -15,7 +15,7 @@ from promptprefix.conditions import Holding, Outlook
 from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import Standing
-from promptprefix.fleet import Prefix, Snapshot
+from promptprefix.fleet import Prefix, Size, Snapshot
 from promptprefix.heads import NOTHING, Families, Footprint, Head
 from promptprefix.notes import Notes
 from promptprefix.resource import OnIdle, PromptPrefixStatus
@@ -48,7 +48,7 @@ class Dossier:
         self.status: PromptPrefixStatus | None = None
         self.told: tuple[object, ...] = ()
         self._tie = tie_of(prefix.uid)
-        self.sizes: tuple[object, ...] = ()
+        self.sizes: tuple[tuple[Size, ...], ...] = ()
         self._remembered: tuple[object, ...] = ()
         self._let_go = let_go(prefix.conditions)
         uses = (at for v in self.versions for at in (v.last_matched, v.used) if at is not None)
@@ -203,17 +203,18 @@ class Dossier:
 
     def routes(self, draft: Draft) -> tuple[RoutePrefix, ...]:
         """Return the versions as routers match them."""
-        key = (self.notes.route_mark, draft.holders)
+        key = (self.notes.route_mark, self.sizes, draft.holders)
         if self._routed == key:
             return self._routes
         self._routed = key
         digests = self.notes.digests
+        sizes = dict(zip((version.id for version in self.versions), self.sizes, strict=False))
         made = []
         for version in routed_versions(self.prefix, draft.holders):
             warm = digests.get(version.id, {})
             holders = draft.holders.get(version.id, ())
             found = {warm[each] for each in holders if each in warm}
-            made.append(route_prefix_of(self.prefix, version, found))
+            made.append(route_prefix_of(self.prefix, version, found, sizes.get(version.id, ())))
         if tuple(made) != self._routes:
             self._routes = tuple(made)
         return self._routes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Sequence
 
 from promptprefix.eligibility import Candidate
-from promptprefix.fleet import Prefix, Version
+from promptprefix.fleet import Prefix, Size, Version
 from promptprefix.wire import EngineState, Phase, Placement, RouteEndpoint, RoutePrefix
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -39,14 +39,21 @@ def _routable(engine: EngineState) -> bool:
     return not engine.tls and 0 < engine.port <= _MAX_PORT
 
 
-def route_prefix_of(prefix: Prefix, version: Version, digests: Iterable[str]) -> RoutePrefix:
-    """Return a version as routers match it, with what is warm of it where it should be held."""
+def route_prefix_of(
+    prefix: Prefix, version: Version, digests: Iterable[str], sizes: Iterable[Size] = ()
+) -> RoutePrefix:
+    """Return a version as routers match it, with what is warm of it where it should be held.
+
+    Of the ``sizes`` that pods report, engines with smaller blocks have the larger.
+    """
     return RoutePrefix(
         id=version.id,
         name=prefix.name,
         tenant=prefix.namespace,
         model=version.model,
         fingerprint=version.fingerprint,
+        content_digest=version.content_digest,
+        tokens=max((tokens for _, tokens, _ in sizes), default=version.estimated_tokens),
         token_digests=tuple(sorted(set(digests))),
     )
 

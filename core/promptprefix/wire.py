@@ -200,7 +200,9 @@ class SyncResponse(Wire):
 class RoutePrefix(Wire):
     """A declared prefix as the router matches it. ``tenant`` is its namespace.
 
-    ``id`` names the version. ``salt`` is a secret; empty without one.
+    ``id`` names the version. ``content_digest`` names its text, ``tokens`` counts its reusable head
+    as pods report it, else by estimate; an operator that is older tells neither. ``salt`` is a
+    secret; empty without one.
     """
 
     id: str = ""
@@ -208,6 +210,8 @@ class RoutePrefix(Wire):
     tenant: str
     model: str
     fingerprint: str
+    content_digest: str = ""
+    tokens: Count = 0
     token_digests: tuple[str, ...] = ()
     salt: str = Field(default="", repr=False)
 

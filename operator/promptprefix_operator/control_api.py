@@ -135,15 +135,17 @@ class ControlApi:
         return _json(answer) if answer.revision != question.revision else web.Response(status=204)
 
     async def payload(self, request: web.Request) -> web.StreamResponse:
-        """Answer a content that the asking pod was told to hold."""
-        pod = await self._pod(request)
+        """Answer a content that the asking pod was told to hold, or a router to match."""
+        caller = await self._caller(request)
         digest = request.match_info["digest"]
-        if self._publication.placement(pod.pod_uid, digest) is None:
-            raise web.HTTPForbidden(text="this pod was not told to hold that content")
+        if not (self._is_router(caller) and self._publication.routes_content(digest)):
+            self._check_pod(caller)
+            if self._publication.placement(caller.pod_uid, digest) is None:
+                raise web.HTTPForbidden(text="this pod was not told to hold that content")
         payload = self._content(digest)
         if payload is None:
             raise web.HTTPNotFound(text="that content is no longer declared")
-        return _json(payload)
+        return _secret(payload)
 
     async def salt(self, request: web.Request) -> web.StreamResponse:
         """Answer the cache salt of a placement that the asking pod was told to hold."""
@@ -154,9 +156,7 @@ class ControlApi:
         salt = self._salt(placement)
         if salt is None:
             raise web.HTTPNotFound(text="that placement has no cache salt")
-        answer = _json(Salt(salt=salt))
-        answer.headers["Cache-Control"] = "no-store"
-        return answer
+        return _secret(Salt(salt=salt))
 
     async def routes(self, request: web.Request) -> web.StreamResponse:
         """Answer a router's question for the route table."""
@@ -222,21 +222,27 @@ class ControlApi:
 
     async def _pod(self, request: web.Request) -> Caller:
         caller = await self._caller(request)
+        self._check_pod(caller)
+        return caller
+
+    def _check_pod(self, caller: Caller) -> None:
         if caller.namespace not in self._access.namespaces:
             raise web.HTTPForbidden(text=_unserved(caller.namespace))
         if not caller.pod_uid:
             raise web.HTTPForbidden(
                 text="the token is not bound to a pod: use a projected serviceAccountToken volume"
             )
-        return caller
 
     async def _router(self, request: web.Request) -> None:
         caller = await self._caller(request)
-        if f"{caller.namespace}/{caller.account}" not in self._access.routers:
+        if not self._is_router(caller):
             raise web.HTTPForbidden(
                 text=f"ServiceAccount {caller.namespace}/{caller.account} is no router: "
                 "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
             )
+
+    def _is_router(self, caller: Caller) -> bool:
+        return f"{caller.namespace}/{caller.account}" in self._access.routers
 
     async def _caller(self, request: web.Request) -> Caller:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -324,6 +330,12 @@ def _revision(request: web.Request) -> Revision | None:
 
 def _json(model: BaseModel) -> web.Response:
     return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
+
+
+def _secret(model: BaseModel) -> web.Response:
+    answer = _json(model)
+    answer.headers["Cache-Control"] = "no-store"
+    return answer
 
 
 @web.middleware

@@ -38,6 +38,7 @@ class Publication:
         self._number = 0
         self._sets: dict[str, _Told] = {}
         self._routes = RouteTable(revision=Revision(term=term, number=0), prefixes=(), endpoints=())
+        self._routed: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
 
     @property
@@ -51,6 +52,10 @@ class Publication:
         if told is not None:
             return told.response
         return SyncResponse(revision=Revision(term=self.term, number=0), placements=())
+
+    def routes_content(self, content_digest: str) -> bool:
+        """Return whether a prefix of the route table has that content."""
+        return content_digest in self._routed
 
     def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
         """Return a placement of that content in the pod's set."""
@@ -82,6 +87,7 @@ class Publication:
             self._routes = RouteTable(
                 revision=self._next(), prefixes=plan.prefixes, endpoints=plan.endpoints
             )
+            self._routed = frozenset(each.content_digest for each in plan.prefixes)
         self.passes += 1
         self.wake()
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from promptprefix.annotations import UNPIN, WARM_NOW
+from promptprefix.payload import Payload
 from promptprefix.wire import Phase, RouteTable
 from promptprefix_operator.service import Operator
 
@@ -175,6 +176,26 @@ async def test_windows_and_orders_of_people_on_call(api: ApiServer) -> None:
 def told(api: ApiServer) -> list[str]:
     events = (each.data for each in api if each.resource and each.resource.plural == "events")
     return [event["reason"] for event in events]
+
+
+async def test_a_router_reads_the_texts_of_its_routes(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator):
+        await send(api, "POST", OBJECT, resource())
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        router = Client(api, operator, "system/router")
+        [route] = RouteTable.model_validate_json(
+            (await router.ask("GET", "/v1/routes"))[1]
+        ).prefixes
+        assert route.tokens == 320
+        status, text = await router.ask("GET", f"/v1/content/{route.content_digest}")
+        assert (status, Payload.model_validate_json(text).system) == (200, SECRET_TEXT)
+        other = Client(api, operator, "ml/vllm/another")
+        status, text = await other.ask("GET", f"/v1/content/{route.content_digest}")
+        assert (status, SECRET_TEXT in text) == (403, False)
+        await send(api, "DELETE", f"{OBJECT}/triage")
+        status = 200
+        while status != 403:
+            status, _ = await router.ask("GET", f"/v1/content/{route.content_digest}")
 
 
 async def test_a_cache_salt_reaches_who_holds_the_prefix_and_the_router(

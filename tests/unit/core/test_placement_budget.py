@@ -8,11 +8,12 @@ from datetime import timedelta
 import pytest
 
 from promptprefix.fleet import Limits, Prefix, Snapshot
-from promptprefix.placement import Plan
+from promptprefix.placement import Plan, Planner
 from promptprefix.resource import Pinning
 from promptprefix.wire import Phase
 
 from .fleets import (
+    BLOCK,
     NOW,
     as_estimated,
     fleet,
@@ -289,6 +290,19 @@ def test_earlier_versions_stay_while_they_are_sent_and_only_where_they_are_warm(
     matched = {"uid-p0": sidecar(hit, state("x-1", 2), budget=10)}
     used = planned(replace(unused, sidecars=unused.sidecars | matched))
     assert told(used) == [("x-1", "Hard", False), ("x-0", "Hard", True)]
+
+
+def test_routers_hear_of_each_version_its_text_and_its_tokens_as_reported_else_estimated() -> None:
+    ready = {"uid-p0": sidecar(state("x-1", 3), budget=10)}
+    desk = Planner()
+    start = replace(fleet([edited(2, 2)], pods(1), 10), sizes={})
+    for snapshot, tokens in (
+        (start, 2 * BLOCK),
+        (replace(start, sidecars=ready), 3 * BLOCK),
+        (replace(start, sidecars=ready, sizes={"x-1": ((1, 53, ()),)}), 53),
+    ):
+        [route] = desk.plan(snapshot, NOW).prefixes
+        assert (route.content_digest, route.tokens) == ("c-x-1", tokens)
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -257,6 +257,25 @@ async def test_content_is_for_the_pods_that_were_told_to_hold_it(hasty: Setup) -
     assert (await hasty.ask("GET", path))[0] == 403
 
 
+async def test_a_router_reads_the_contents_of_the_route_table(hasty: Setup) -> None:
+    path = f"/v1/content/{PAYLOAD.digest}"
+    digest = PAYLOAD.digest
+    prefix = RoutePrefix(name="a", tenant="ml", model="m", fingerprint="f", content_digest=digest)
+    other = prefix.model_copy(update={"content_digest": "0" * 64})
+    hasty.publication.publish(planned(prefixes=(prefix, other), u0=()))
+    status, text = await hasty.ask("GET", path, "router")
+    assert (status, Payload.model_validate_json(text)) == (200, PAYLOAD)
+    assert (await hasty.ask("GET", f"/v1/content/{'0' * 64}", "router"))[0] == 404
+    assert (await hasty.ask("GET", f"/v1/content/{'1' * 64}", "router"))[0] == 403
+    for stranger in ("pod", "unbound", "other"):
+        assert (await hasty.ask("GET", path, stranger))[0] == 403
+    headers = {"Authorization": "Bearer router"}
+    async with hasty.client.get(path, headers=headers) as answer:
+        assert answer.headers["Cache-Control"] == "no-store"
+    hasty.publication.publish(planned(prefixes=(other,), u0=(placement(),)))
+    assert (await hasty.ask("GET", path, "router"))[0] == 403, "held by a pod, but not routed"
+
+
 async def held(setup: Setup, asking: asyncio.Task[tuple[int, str]]) -> None:
     """Return once the question waits for the next plan, or is answered."""
     while not setup.publication._changed._waiters and not asking.done():  # noqa: ASYNC110
