@@ -268,6 +268,7 @@ def test_example_is_stored_byte_for_byte_and_defaults_are_filled(server: Cluster
     expected["content"]["inline"]["chatTemplateOptions"] = "{}"
     expected["lint"] = {"policy": "Warn"}
     expected["suspend"] = False
+    expected["normalizeRequests"] = False
     expected["priority"] = 0
     expected["onIdle"] = "Keep"
     assert stored["spec"] == expected
@@ -285,6 +286,7 @@ def test_defaults_of_the_smallest_manifest(server: Cluster) -> None:
         "onIdle": "Keep",
         "lint": {"policy": "Warn"},
         "suspend": False,
+        "normalizeRequests": False,
     }
 
 

@@ -371,6 +371,12 @@ class PromptPrefixSpec(Strict):
             "x-kubernetes-list-map-keys": ["name"],
         },
     )
+    normalizeRequests: bool = Field(  # noqa: N815
+        default=False,
+        description="True lets the router rewrite a request with the same fingerprint and other "
+        "bytes, such as another Unicode form or order of keys, to the declared bytes, so that it "
+        "hits the cache.",
+    )
     lint: LintSettings = Field(
         default=LintSettings(), description="What the linter does with the declared text."
     )

@@ -44,8 +44,10 @@ def route_prefix_of(
 ) -> RoutePrefix:
     """Return a version as routers match it, with what is warm of it where it should be held.
 
-    Of the ``sizes`` that pods report, engines with smaller blocks have the larger.
+    Of the ``sizes`` that pods report, engines with smaller blocks have the larger. No request is
+    rewritten to what is no longer declared.
     """
+    declared = prefix.spec if version == prefix.version else None
     return RoutePrefix(
         id=version.id,
         name=prefix.name,
@@ -55,6 +57,7 @@ def route_prefix_of(
         content_digest=version.content_digest,
         tokens=max((tokens for _, tokens, _ in sizes), default=version.estimated_tokens),
         token_digests=tuple(sorted(set(digests))),
+        normalize=declared is not None and declared.normalizeRequests,
     )
 
 

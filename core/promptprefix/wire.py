@@ -202,7 +202,8 @@ class RoutePrefix(Wire):
 
     ``id`` names the version. ``content_digest`` names its text, ``tokens`` counts its reusable head
     as pods report it, else by estimate; an operator that is older tells neither. ``salt`` is a
-    secret; empty without one.
+    secret; empty without one. ``normalize``: requests that mean it are rewritten to its bytes.
+    ``owner`` is the tenant, within the namespace, whose requests alone match it; empty: all do.
     """
 
     id: str = ""
@@ -214,6 +215,8 @@ class RoutePrefix(Wire):
     tokens: Count = 0
     token_digests: tuple[str, ...] = ()
     salt: str = Field(default="", repr=False)
+    normalize: bool = False
+    owner: str = ""
 
 
 class RouteEndpoint(Wire):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from promptprefix.canonical import CanonicalError
@@ -59,13 +59,15 @@ class Question:
 class Match:
     """A request's model, and the token digests and version ids of the prefix that it stands for.
 
-    A name in a header says nothing of the version: it counts for the one in force.
+    A name in a header says nothing of the version: it counts for the one in force. ``prefixes`` are
+    those whose declared text the request means, the newest of each first.
     """
 
     kind: MatchKind
     model: str | None = None
     digests: frozenset[str] = frozenset()
     ids: tuple[str, ...] = ()
+    prefixes: tuple[RoutePrefix, ...] = field(default=(), repr=False, compare=False)
 
 
 class FingerprintMemo:
@@ -132,7 +134,7 @@ class Matcher:
         if not prefixes:
             return undeclared
         ids = tuple(prefix.id for prefix in prefixes)
-        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes), ids)
+        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes), ids, prefixes)
 
     def _match_other(self, question: Question, routes: Routes) -> Match:
         try:

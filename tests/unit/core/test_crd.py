@@ -101,7 +101,7 @@ def test_rules_have_messages_and_look_before_they_read(path: str) -> None:
 def test_fields() -> None:
     assert set(root_schema()["properties"]["spec"]["properties"]) == {
         "model", "pods", "content", "cacheSaltRef", "replicas", "priority", "pinning", "idleTTL",
-        "onIdle", "windows", "lint", "suspend",
+        "onIdle", "windows", "normalizeRequests", "lint", "suspend",
     }  # fmt: skip
 
 
@@ -153,6 +153,7 @@ def test_defaults() -> None:
         ".spec.windows[].timeZone": "UTC",
         ".spec.lint": {"policy": "Warn"},
         ".spec.lint.policy": "Warn",
+        ".spec.normalizeRequests": False,
         ".spec.suspend": False,
     }
 

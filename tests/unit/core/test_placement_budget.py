@@ -305,6 +305,18 @@ def test_routers_hear_of_each_version_its_text_and_its_tokens_as_reported_else_e
         assert (route.content_digest, route.tokens) == ("c-x-1", tokens)
 
 
+def test_requests_are_rewritten_only_to_what_is_declared_now() -> None:
+    old = version("x", "0", blocks=2, superseded=NOW)
+    spec = {"normalizeRequests": True}
+    both = prefix("x", spec=spec, version=version("x", blocks=2), earlier=(old,))
+    reports = (state("x-1", 2), state("x-0", 2))
+    snapshot = fleet([both, prefix("y", blocks=2)], pods(1), 10)
+    warm = {"uid-p0": sidecar(*reports, budget=10, told=["x-0"])}
+    made = planned(replace(snapshot, sidecars=warm))
+    normalized = {each.id: each.normalize for each in made.prefixes}
+    assert normalized == {"x-1": True, "x-0": False, "y-1": False}
+
+
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_text_that_is_only_remembered_is_salted_if_it_may_be(declared: bool) -> None:
     salt = {"cacheSaltRef": {"name": "s", "key": "k"}} if declared else {}

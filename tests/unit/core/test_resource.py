@@ -82,7 +82,7 @@ def expression(**fields: Any) -> dict[str, Any]:
         (window(timeZone="../etc"), "windows.0.timeZone"),
         (window(schedule="@daily"), "windows.0.schedule"),
         ({"windows": window()["windows"] * 2}, "windows"),
-        ({"normalizeRequests": True}, "normalizeRequests"),
+        ({"normaliseRequests": True}, "normaliseRequests"),
     ],
 )  # fmt: skip
 def test_refused(fields: dict[str, Any], place: str) -> None:
