@@ -142,10 +142,10 @@ def _shown(key: str) -> str:
     return key if len(key) <= MAX_SHOWN else f"{key[:MAX_SHOWN]}…"
 
 
-def canonical_bytes(value: JsonValue) -> bytes:
+def canonical_bytes(value: JsonValue, path: str = "", depth: int = 0) -> bytes:
     """Return the RFC 8785 serialisation of the canonical ``value``, in UTF-8."""
     try:
-        return jcs(canonical_value(value))
+        return jcs(canonical_value(value, path, depth))
     except rfc8785.CanonicalizationError as error:
         raise CanonicalError(str(error)) from error
 

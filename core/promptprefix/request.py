@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from promptprefix.canonical import JsonValue
-from promptprefix.fingerprint import fingerprint
+from promptprefix.fingerprint import Frame, fingerprint
 
 SALT_FIELD = "cache_salt"
 """Field that changes the block hashes: equal texts share blocks only where it is equal too."""
@@ -50,6 +50,20 @@ class UndeclaredError(ValueError):
         super().__init__(f"{field}: {cause}" if field else str(cause))
         self.cause = cause
         self.field = field
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The immutable part of a request but its system text."""
+
+    model: str
+    tools: Sequence[JsonValue]
+    options: Mapping[str, JsonValue]
+
+    @property
+    def frame(self) -> Frame:
+        """Their canonical bytes; raises `CanonicalError` without a canonical form."""
+        return Frame.of(self.model, self.tools, self.options)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import yaml
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import CONTENT_FIELDS, Payload
 from promptprefix.resource import API_VERSION, KIND, LintPolicy, Pinning, PromptPrefixSpec
-from promptprefix.shapes.chat import chat_immutable_part
+from promptprefix.shapes.chat import CHAT
 
 pytestmark = pytest.mark.timeout(1800)  # the first run builds kubectl
 
@@ -147,7 +147,7 @@ def test_a_client_that_sends_the_files_matches(repository: Repository) -> None:
     }
     data = named(repository.build("production"), "ConfigMap", "support-triage")["data"]
     declared = payload_fingerprint("demo", Payload.from_data(data))
-    assert chat_immutable_part(body).fingerprint == declared
+    assert CHAT.immutable_part(body).fingerprint == declared
 
 
 def test_a_secret_is_renamed_in_the_resource_too(repository: Repository) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from promptprefix.canonical import JsonValue
-from promptprefix.request import Cause, ImmutablePart, UndeclaredError
+from promptprefix.request import Cause, Surroundings, UndeclaredError
 from promptprefix.shapes.reading import (
     OPTIONS_FIELD,
     body_object,
@@ -27,16 +27,18 @@ _MARKERS: Mapping[str, Cause] = {
 }
 
 
-def chat_immutable_part(body: JsonValue) -> ImmutablePart:
-    """Return the immutable part of a chat completion body; raise `UndeclaredError`."""
+def _surroundings(body: JsonValue) -> Surroundings:
     fields = body_object(body, _MARKERS)
     model = model_name(fields)
-    messages = fields.get("messages")
+    options = template_options(fields, fields.get("reasoning_effort"))
+    return Surroundings(model, _tools(fields), options)
+
+
+def _system(body: JsonValue) -> str:
+    messages = body_object(body).get("messages")
     if not is_list(messages) or not messages:
         raise UndeclaredError(Cause.MALFORMED, "messages")
-    options = template_options(fields, fields.get("reasoning_effort"))
-    system = leading_system(messages[0], "messages[0]", ("text",))
-    return ImmutablePart(model, system, _tools(fields), options)
+    return leading_system(messages[0], "messages[0]", ("text",))
 
 
 def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
@@ -47,7 +49,9 @@ def _tools(body: Mapping[str, JsonValue]) -> Sequence[JsonValue]:
 
 CHAT = Shape(
     path="/v1/chat/completions",
-    immutable_part=chat_immutable_part,
+    surroundings=_surroundings,
+    system=_system,
+    system_fields=("messages",),
     conversation="messages",
     turns=Turns.FIRST,
     values=("tools", "tool_choice", "reasoning_effort", OPTIONS_FIELD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from promptprefix.canonical import JsonValue
-from promptprefix.request import Cause, ImmutablePart, UndeclaredError
+from promptprefix.request import Cause, Surroundings, UndeclaredError
 from promptprefix.shapes.reading import (
     OPTIONS_FIELD,
     body_object,
@@ -23,13 +23,12 @@ _NEVER_SHOWN = ("type", "cache_control", "input_schema")
 """Fields of a tool that are not a model's to see under these names."""
 
 
-def messages_immutable_part(body: JsonValue) -> ImmutablePart:
-    """Return the immutable part of a body of the Messages API; raise `UndeclaredError`."""
-    fields = body_object(body, {})
+def _surroundings(body: JsonValue) -> Surroundings:
+    fields = body_object(body)
     model = model_name(fields)
     _check_turns(fields.get("messages"))
     options = template_options(fields, _effort(fields))
-    return ImmutablePart(model, _system(fields.get("system")), _tools(fields), options)
+    return Surroundings(model, _tools(fields), options)
 
 
 def _check_turns(messages: JsonValue) -> None:
@@ -51,7 +50,8 @@ def _effort(body: Mapping[str, JsonValue]) -> JsonValue:
     return output.get("effort") if isinstance(output, Mapping) else None
 
 
-def _system(system: JsonValue) -> str:
+def _system(body: JsonValue) -> str:
+    system = body_object(body).get("system")
     if system is None or isinstance(system, str):
         return system or ""
     if not is_list(system):
@@ -92,7 +92,9 @@ def _chat_tool(tool: JsonValue) -> JsonValue:
 
 MESSAGES = Shape(
     path="/v1/messages",
-    immutable_part=messages_immutable_part,
+    surroundings=_surroundings,
+    system=_system,
+    system_fields=("system",),
     conversation="messages",
     turns=Turns.ROLES,
     values=("system", "tools", "tool_choice", "thinking", "output_config", OPTIONS_FIELD),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeGuard
 
 from promptprefix.canonical import JsonValue
@@ -19,7 +20,9 @@ _PRINTABLE = ("name", "task")
 """Fields of a message that the engine hands to the template when they are strings."""
 
 
-def body_object(body: JsonValue, markers: Mapping[str, Cause]) -> Mapping[str, JsonValue]:
+def body_object(
+    body: JsonValue, markers: Mapping[str, Cause] = MappingProxyType({})
+) -> Mapping[str, JsonValue]:
     """Return ``body``, an object in which no marker is set and that brings no tokens."""
     if not isinstance(body, Mapping):
         raise UndeclaredError(Cause.MALFORMED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from promptprefix.canonical import JsonValue
-from promptprefix.request import Cause, ImmutablePart, UndeclaredError
+from promptprefix.request import Cause, Surroundings, UndeclaredError
 from promptprefix.shapes.reading import (
     OPTIONS_FIELD,
     body_object,
@@ -25,8 +25,7 @@ _MARKERS: Mapping[str, Cause] = {
 }
 
 
-def responses_immutable_part(body: JsonValue) -> ImmutablePart:
-    """Return the immutable part of a body of the Responses API; raise `UndeclaredError`."""
+def _surroundings(body: JsonValue) -> Surroundings:
     fields = body_object(body, _MARKERS)
     model = model_name(fields)
     reasoning = fields.get("reasoning")
@@ -34,15 +33,16 @@ def responses_immutable_part(body: JsonValue) -> ImmutablePart:
     if fields.get("truncation") not in (None, "disabled"):
         raise UndeclaredError(Cause.TRUNCATED, "truncation")
     options = template_options(fields, effort)
-    return ImmutablePart(model, _system(fields), _tools(fields), options)
+    return Surroundings(model, _tools(fields), options)
 
 
-def _system(body: Mapping[str, JsonValue]) -> str:
+def _system(body: JsonValue) -> str:
     """Return the text of the first message: the instructions, else a leading system item."""
-    instructions = body.get("instructions")
+    fields = body_object(body)
+    instructions = fields.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise UndeclaredError(Cause.MALFORMED, "instructions")
-    items = body.get("input")
+    items = fields.get("input")
     if isinstance(items, str):
         return instructions or ""
     if not is_list(items) or not items:
@@ -66,7 +66,9 @@ def _chat_tool(tool: JsonValue) -> JsonValue:
 
 RESPONSES = Shape(
     path="/v1/responses",
-    immutable_part=responses_immutable_part,
+    surroundings=_surroundings,
+    system=_system,
+    system_fields=("instructions", "input"),
     conversation="input",
     turns=Turns.FIRST_OR_TEXT,
     values=("instructions", "tools", "tool_choice", "reasoning", "truncation", OPTIONS_FIELD),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from promptprefix.canonical import JsonValue
-from promptprefix.request import Cause, ImmutablePart
+from promptprefix.request import Cause, ImmutablePart, Surroundings
 
 
 class Turns(StrEnum):
@@ -31,8 +31,12 @@ class Shape:
     """
 
     path: str
-    immutable_part: Callable[[JsonValue], ImmutablePart]
-    """Returns the immutable part of a body; raises `UndeclaredError`."""
+    surroundings: Callable[[JsonValue], Surroundings]
+    """Reads a body, also one without the ``system_fields``; raises `UndeclaredError`."""
+    system: Callable[[JsonValue], str]
+    """Returns the system text of a body with the ``system_fields``; raises `UndeclaredError`."""
+    system_fields: tuple[str, ...]
+    """Fields that decide the system text, and nothing else does."""
     conversation: str
     """Field with the turns."""
     turns: Turns
@@ -40,3 +44,8 @@ class Shape:
     """Fields whose values decide."""
     markers: Mapping[str, Cause]
     """Fields that make a request undeclared when they are set: not null, not false."""
+
+    def immutable_part(self, body: JsonValue) -> ImmutablePart:
+        """Return the immutable part of a body; raise `UndeclaredError`."""
+        around = self.surroundings(body)
+        return ImmutablePart(around.model, self.system(body), around.tools, around.options)

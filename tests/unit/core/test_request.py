@@ -13,7 +13,7 @@ from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.request import UndeclaredError
-from promptprefix.shapes.chat import chat_immutable_part
+from promptprefix.shapes.chat import CHAT
 
 from .json_values import JSON, OBJECTS, TEXT
 
@@ -54,7 +54,7 @@ def system(content: Any, role: str = "system") -> dict[str, Any]:
 )
 def test_undeclared(body: Any, cause: str) -> None:
     with pytest.raises(UndeclaredError) as caught:
-        chat_immutable_part(body)
+        CHAT.immutable_part(body)
     assert caught.value.cause == cause
 
 
@@ -73,11 +73,11 @@ def test_undeclared(body: Any, cause: str) -> None:
     ],
 )
 def test_system_text(body: Any, expected: str) -> None:
-    assert chat_immutable_part(body).system == expected
+    assert CHAT.immutable_part(body).system == expected
 
 
 def test_no_canonical_form_is_an_error_of_its_own() -> None:
-    part = chat_immutable_part({**system("x"), "chat_template_kwargs": {"a": 2**53}})
+    part = CHAT.immutable_part({**system("x"), "chat_template_kwargs": {"a": 2**53}})
     with pytest.raises(CanonicalError):
         _ = part.fingerprint
 
@@ -111,7 +111,7 @@ def test_a_request_with_the_declared_text_has_its_fingerprint(
         "chat_template_kwargs": options,
         "temperature": 0.3,
     }
-    assert chat_immutable_part(body).fingerprint == payload_fingerprint("m", payload)
+    assert CHAT.immutable_part(body).fingerprint == payload_fingerprint("m", payload)
 
 
 KEYS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "chat_template")
@@ -121,7 +121,7 @@ KEYS = ("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "ch
 @given(st.dictionaries(st.sampled_from(KEYS), JSON) | JSON)
 def test_any_body_is_declared_or_says_why_not(body: Any) -> None:
     try:
-        part = chat_immutable_part(body)
+        part = CHAT.immutable_part(body)
     except UndeclaredError as error:
         cause = error.cause
     else:
