@@ -18,7 +18,8 @@ from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import HttpRequest
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.matching import Matcher
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.routes import Routes

@@ -29,7 +29,8 @@ from e2e.engine.server import (
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
-from promptprefix_router.matching import FingerprintMemo, Match, Matcher, MatchKind, Question
+from promptprefix_router.matching import Match, Matcher, MatchKind, Question
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.routes import Routes
 from promptprefix_sidecar.engine_api import EngineApi
 from promptprefix_sidecar.head import Head

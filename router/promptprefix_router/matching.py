@@ -1,4 +1,4 @@
-"""Which declared prefix a request stands for: by header, else by exact fingerprint.
+"""Which declared prefix a request stands for: by header, by fingerprint, by its longest head.
 
 Every API that renders a chat has its own way of saying the same; the fingerprint is one.
 """
@@ -6,27 +6,32 @@ Every API that renders a chat has its own way of saying the same; the fingerprin
 from __future__ import annotations
 
 import hmac
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from promptprefix.canonical import CanonicalError
-from promptprefix.request import UndeclaredError
+from promptprefix.fingerprint import system_bytes
 from promptprefix.shapes import SHAPES
 from promptprefix.wire import RoutePrefix
+from promptprefix_router.heads import HeadIndex
+from promptprefix_router.memo import NOT_CANONICAL, FingerprintMemo
 from promptprefix_router.request_head import (
     NO_SALT,
     DeclaringHead,
     DeclaringReader,
     MalformedError,
+    RequestHead,
     check_unambiguous,
     guess_model,
     read_head,
 )
 from promptprefix_router.routes import Routes
 
-NO_FINGERPRINT = ""
+OTHER_MODEL = "other-model"
+OTHER_API = "other-api"
+OTHER_TEXT = "other-text"
+OTHER_SALT = "other-salt"
+"""Why a request is undeclared that says well what it declares; what can't has a `Cause`."""
 
 _READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
 
@@ -36,6 +41,8 @@ class MatchKind(StrEnum):
 
     HEADER = "header"
     FINGERPRINT = "fingerprint"
+    HEAD = "head"
+    """Its system text begins with a declared one; all else is equal."""
     UNDECLARED = "undeclared"
     PARTIAL = "partial"
     MALFORMED = "malformed"
@@ -60,7 +67,9 @@ class Match:
     """A request's model, and the token digests and version ids of the prefix that it stands for.
 
     A name in a header says nothing of the version: it counts for the one in force. ``prefixes`` are
-    those whose declared text the request means, the newest of each first.
+    those whose declared text the request means, the newest of each first. ``tokens`` are those of
+    the declared head, cached where it is warm. ``cause`` is a fixed word that says why a request
+    that could have stood for a prefix stands for none.
     """
 
     kind: MatchKind
@@ -68,37 +77,8 @@ class Match:
     digests: frozenset[str] = frozenset()
     ids: tuple[str, ...] = ()
     prefixes: tuple[RoutePrefix, ...] = field(default=(), repr=False, compare=False)
-
-
-class FingerprintMemo:
-    """Fingerprints by the raw bytes that decide them; the least recently used goes first."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[bytes, str] = OrderedDict()
-        self.hits = 0
-        self.misses = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def fingerprint(self, head: DeclaringHead) -> str:
-        """Return the fingerprint of ``head``, or `NO_FINGERPRINT` if it can't have one."""
-        key = head.key
-        known = self._entries.get(key)
-        if known is not None:
-            self._entries.move_to_end(key)
-            self.hits += 1
-            return known
-        self.misses += 1
-        try:
-            value = head.fingerprint()
-        except (CanonicalError, UndeclaredError):
-            value = NO_FINGERPRINT
-        self._entries[key] = value
-        if len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
-        return value
+    tokens: int = 0
+    cause: str = ""
 
 
 class Matcher:
@@ -106,6 +86,11 @@ class Matcher:
 
     def __init__(self, memo: FingerprintMemo) -> None:
         self._memo = memo
+        self._heads = HeadIndex()
+
+    def use(self, heads: HeadIndex) -> None:
+        """Know these declared texts from now on."""
+        self._heads = heads
 
     def match(self, question: Question, routes: Routes) -> Match:
         """Return what ``question`` stands for."""
@@ -119,22 +104,29 @@ class Matcher:
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model, head.salt)
-        return named or self._by_fingerprint(question, head, routes)
+        return named or self._by_text(question, head, routes)
 
-    def _by_fingerprint(self, question: Question, head: DeclaringHead, routes: Routes) -> Match:
-        undeclared = Match(MatchKind.UNDECLARED, head.model)
+    def _by_text(self, question: Question, head: DeclaringHead, routes: Routes) -> Match:
         if head.model not in routes.declared_models:
-            return undeclared
+            return _undeclared(head, OTHER_MODEL)
         if head.ambiguous:
             try:
                 check_unambiguous(question.body)
             except CanonicalError:
-                return undeclared
-        prefixes = _salted_alike(routes.with_fingerprint(self._memo.fingerprint(head)), head.salt)
-        if not prefixes:
-            return undeclared
-        ids = tuple(prefix.id for prefix in prefixes)
-        return Match(MatchKind.FINGERPRINT, head.model, _digests(prefixes), ids, prefixes)
+                return _undeclared(head, NOT_CANONICAL)
+        reading, system = self._memo.read(head)
+        if reading.cause:
+            return _undeclared(head, reading.cause)
+        alike = routes.with_fingerprint(reading.fingerprint)
+        if prefixes := _salted_alike(alike, head.salt):
+            return replace(_matched(MatchKind.FINGERPRINT, prefixes), prefixes=prefixes)
+        if head.salt is not None and self._heads.knows(reading.frame):
+            text = system_bytes(head.system()) if system is None else system
+            begun = self._heads.longest(reading.frame, head.salt, text)
+            declared = routes.with_fingerprint(begun) if begun is not None else ()
+            if prefixes := _salted_alike(declared, head.salt):
+                return _matched(MatchKind.HEAD, prefixes)
+        return _undeclared(head, OTHER_SALT if alike else OTHER_TEXT)
 
     def _match_other(self, question: Question, routes: Routes) -> Match:
         try:
@@ -142,7 +134,7 @@ class Matcher:
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model, head.salt)
-        return named or Match(MatchKind.UNDECLARED, head.model)
+        return named or _undeclared(head, OTHER_API)
 
     def _match_partial(self, question: Question, routes: Routes) -> Match:
         guess = guess_model(question.body)
@@ -159,8 +151,21 @@ def _by_name(
     prefixes = _salted_alike(routes.named(question.prefix_name, model), salt)
     if not prefixes:
         return None
-    newest = prefixes[0]
-    return Match(MatchKind.HEADER, newest.model, _digests(prefixes), (newest.id,))
+    return replace(_matched(MatchKind.HEADER, prefixes), ids=(prefixes[0].id,))
+
+
+def _matched(kind: MatchKind, prefixes: tuple[RoutePrefix, ...]) -> Match:
+    return Match(
+        kind,
+        prefixes[0].model,
+        frozenset(digest for prefix in prefixes for digest in prefix.token_digests),
+        tuple(prefix.id for prefix in prefixes),
+        tokens=max(prefix.tokens for prefix in prefixes),
+    )
+
+
+def _undeclared(head: RequestHead, cause: str) -> Match:
+    return Match(MatchKind.UNDECLARED, head.model, cause=cause)
 
 
 def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[RoutePrefix, ...]:
@@ -172,7 +177,3 @@ def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[
         return ()
     given = salt.encode()
     return tuple(each for each in prefixes if hmac.compare_digest(each.salt.encode(), given))
-
-
-def _digests(prefixes: Iterable[RoutePrefix]) -> frozenset[str]:
-    return frozenset(digest for prefix in prefixes for digest in prefix.token_digests)

@@ -21,7 +21,8 @@ from prometheus_client.registry import Collector
 from promptprefix_router.choice import Outcome
 from promptprefix_router.decision import COMMAND, Decision
 from promptprefix_router.http_door import HttpRequest, HttpResponse
-from promptprefix_router.matching import FingerprintMemo, MatchKind
+from promptprefix_router.matching import MatchKind
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.routes import Routes
 
 _NAMESPACE = "promptprefix_router"

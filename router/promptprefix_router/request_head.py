@@ -8,16 +8,20 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
 from promptprefix.canonical import JsonValue, parse_json
-from promptprefix.request import SALT_FIELD
+from promptprefix.request import SALT_FIELD, Surroundings
 from promptprefix.shapes.shape import Shape
 from promptprefix_router.body_slices import ABSENT, BodySlicer, BodySlices
 from promptprefix_router.command_guard import has_escaped_letters
 
 NO_SALT = ""
+
+Parts: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Names and raw JSON of fields."""
 
 _MODEL_TEXT = re.compile(rb'"model"\s*:\s*"([^"\\]{1,512})"')
 
@@ -48,29 +52,46 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class DeclaringHead(RequestHead):
-    """The parts of a request of an API that declares, as raw JSON: what `Shape` says decides."""
+    """The parts of a request of an API that declares, as raw JSON: what `Shape` says decides.
+
+    Those that decide the system text stand apart: a tail that a client adds to it changes them in
+    every request, while the parts around it stay.
+    """
 
     shape: Shape
-    parts: tuple[tuple[str, bytes], ...]
+    around: Parts = field(repr=False)
+    within: Parts = field(repr=False)
     ambiguous: bool
     """Whether a name of a part, or of the salt, stands twice somewhere, or in escapes."""
 
     @property
-    def key(self) -> bytes:
-        """Digest of the API's name and the raw parts: equal keys have equal fingerprints."""
-        digest = hashlib.sha256(self.shape.path.encode())
-        for name, raw in self.parts:
-            digest.update(b" %s %d " % (name.encode(), len(raw)))
-            digest.update(raw)
-        return digest.digest()
+    def keys(self) -> tuple[bytes, bytes]:
+        """Digests of the API's name and the raw parts around, and of that and all the others.
 
-    def fingerprint(self) -> str:
-        """Compute the fingerprint, strictly.
-
-        Raises `UndeclaredError` or `CanonicalError` for a request that no prefix can match.
+        Equal ones have equal frames, and equal fingerprints.
         """
-        body: dict[str, JsonValue] = {name: parse_json(raw) for name, raw in self.parts}
-        return self.shape.immutable_part(body).fingerprint
+        around = _digest(self.shape.path.encode(), self.around)
+        return around, _digest(around, self.within)
+
+    def surroundings(self) -> Surroundings:
+        """Read the parts around, strictly; raise `UndeclaredError` or `CanonicalError`."""
+        return self.shape.surroundings(_parsed(self.around))
+
+    def system(self) -> str:
+        """Read the system text, strictly; raise `UndeclaredError` or `CanonicalError`."""
+        return self.shape.system(_parsed(self.within))
+
+
+def _digest(start: bytes, parts: Parts) -> bytes:
+    digest = hashlib.sha256(start)
+    for name, raw in parts:
+        digest.update(b" %s %d " % (name.encode(), len(raw)))
+        digest.update(raw)
+    return digest.digest()
+
+
+def _parsed(parts: Parts) -> JsonValue:
+    return {name: parse_json(raw) for name, raw in parts}
 
 
 class DeclaringReader:
@@ -89,11 +110,14 @@ class DeclaringReader:
         model = _text(slices.model)
         if model is None:
             raise MalformedError("no model")
+        texts = self._shape.system_fields
+        around = (part for part in slices.parts if part[0] not in texts)
         return DeclaringHead(
             model=model,
             salt=_salt(slices.salt),
             shape=self._shape,
-            parts=(("model", bytes(slices.model)), *slices.parts),
+            around=(("model", bytes(slices.model)), *around),
+            within=tuple(part for part in slices.parts if part[0] in texts),
             ambiguous=_ambiguous(body, slices),
         )
 

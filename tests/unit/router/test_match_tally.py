@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from promptprefix.wire import Match
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher, MatchKind, Question
+from promptprefix_router.matching import Matcher, MatchKind, Question
+from promptprefix_router.memo import FingerprintMemo
 
 from .samples import chat, prefix, routes
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from promptprefix.fingerprint import Frame, payload_fingerprint, system_bytes
 from promptprefix.shapes.chat import CHAT
 from promptprefix.wire import RoutePrefix
+from promptprefix_router.heads import DeclaredHead, HeadIndex
 from promptprefix_router.matching import (
-    FingerprintMemo,
     Match,
     Matcher,
     MatchKind,
     Question,
 )
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.request_head import DeclaringReader
 
-from .samples import DIGEST, MODEL, chat, endpoint, message, prefix, response, routes
+from .samples import DIGEST, MODEL, PAYLOAD, chat, endpoint, message, prefix, response, routes
 
 PATH = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -25,7 +30,10 @@ DIGESTS = frozenset({DIGEST})
 TABLE = routes(endpoint(1), prefixes=(prefix(id="u-1"),))
 FOUND = Match(MatchKind.FINGERPRINT, MODEL, DIGESTS, ("u-1",))
 NAMED = Match(MatchKind.HEADER, MODEL, DIGESTS, ("u-1",))
-UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
+
+
+def undeclared(cause: str = "other-text", model: str = MODEL) -> Match:
+    return Match(MatchKind.UNDECLARED, model, cause=cause)
 
 
 @pytest.mark.parametrize(
@@ -35,41 +43,50 @@ UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
         (Question(PATH, chat(), prefix_name="p"), NAMED),
         (Question(PATH, chat(tools=[]), prefix_name="p"), NAMED),
         (Question(PATH, chat(), prefix_name="unknown"), FOUND),
-        (Question(PATH, chat(model="x"), prefix_name="p"), Match(MatchKind.UNDECLARED, "x")),
-        (Question(PATH, chat(tools=[])), UNDECLARED),
-        (Question(PATH, chat(cache_salt="mine")), UNDECLARED),
-        (Question(PATH, chat()[:-1] + b',"model":"m"}'), UNDECLARED),
+        (Question(PATH, chat(model="x"), prefix_name="p"), undeclared("other-model", "x")),
+        (Question(PATH, chat(tools=[])), undeclared()),
+        (Question(PATH, chat(cache_salt="mine")), undeclared("other-salt")),
+        (Question(PATH, chat()[:-1] + b',"model":"m"}'), undeclared("not-canonical")),
         (Question(PATH, chat()[:-1] + b',"x":{"model":"m"}}'), FOUND),
-        (Question(PATH, chat()[:-1] + b',"tools":[]}'), UNDECLARED),
+        (Question(PATH, chat()[:-1] + b',"tools":[]}'), undeclared("not-canonical")),
         (Question(PATH, chat()[:-1]), Match(MatchKind.MALFORMED)),
-        (Question("/v1/completions", b'{"model":"m","prompt":"x"}'), UNDECLARED),
-        (Question("/v1/completions", b'{"model":"m","messages":3}'), UNDECLARED),
+        (Question("/v1/completions", b'{"model":"m","prompt":"x"}'), undeclared("other-api")),
+        (Question("/v1/completions", b'{"model":"m","messages":3}'), undeclared("other-api")),
         (Question(MESSAGES, message()), FOUND),
         (Question(MESSAGES, message(), prefix_name="p"), NAMED),
         (Question(MESSAGES, message(tools=[]), prefix_name="p"), NAMED),
-        (Question(MESSAGES, message(tools=[])), UNDECLARED),
-        (Question(MESSAGES, message(messages=INLINE)), UNDECLARED),
-        (Question(MESSAGES, message(thinking={"type": "disabled"})), UNDECLARED),
-        (Question(MESSAGES, message()[:-1] + b',"tools":null}'), UNDECLARED),
-        (Question(MESSAGES, message()[:-1] + b',"sy\\u0073tem":null}'), UNDECLARED),
+        (Question(MESSAGES, message(tools=[])), undeclared("empty-tools")),
+        (Question(MESSAGES, message(messages=INLINE)), undeclared("inline-system")),
+        (Question(MESSAGES, message(thinking={"type": "disabled"})), undeclared("reasoning")),
+        (Question(MESSAGES, message()[:-1] + b',"tools":null}'), undeclared("not-canonical")),
+        (
+            Question(MESSAGES, message()[:-1] + b',"sy\\u0073tem":0}'),
+            undeclared("not-canonical"),
+        ),
         (Question(MESSAGES, message()[:-1] + b',"x":"tools"}'), FOUND),
-        (Question(MESSAGES, chat()), UNDECLARED),
+        (Question(MESSAGES, chat()), undeclared("inline-system")),
         (Question(MESSAGES, chat(), prefix_name="p"), NAMED),
         (Question(MESSAGES, b"\xff"), Match(MatchKind.MALFORMED)),
-        (Question(f"{MESSAGES}/count_tokens", message()), UNDECLARED),
+        (Question(f"{MESSAGES}/count_tokens", message()), undeclared("other-api")),
         (Question(RESPONSES, response()), FOUND),
         (Question(RESPONSES, response([{"role": "user", "content": "hi"}])), FOUND),
         (Question(RESPONSES, response(), prefix_name="p"), NAMED),
-        (Question(RESPONSES, response(tools=[])), UNDECLARED),
-        (Question(RESPONSES, response(previous_response_id="r")), UNDECLARED),
+        (Question(RESPONSES, response(tools=[])), undeclared()),
+        (Question(RESPONSES, response(previous_response_id="r")), undeclared("stored-context")),
         (Question(RESPONSES, response(previous_response_id=None)), FOUND),
-        (Question(RESPONSES, response(truncation="auto")), UNDECLARED),
-        (Question(RESPONSES, response()[:-1] + b',"instructions":""}'), UNDECLARED),
+        (Question(RESPONSES, response(truncation="auto")), undeclared("truncated")),
+        (
+            Question(RESPONSES, response()[:-1] + b',"instructions":""}'),
+            undeclared("not-canonical"),
+        ),
         (Question(RESPONSES, chat()), Match(MatchKind.MALFORMED)),
         (Question(PATH, response()), Match(MatchKind.MALFORMED)),
-        (Question(PATH, message()), UNDECLARED),
-        (Question(PATH, chat(reasoning_effort="low")), UNDECLARED),
-        (Question(PATH, chat(kv_transfer_params={"prompt_token_ids": [1]})), UNDECLARED),
+        (Question(PATH, message()), undeclared()),
+        (Question(PATH, chat(reasoning_effort="low")), undeclared()),
+        (
+            Question(PATH, chat(kv_transfer_params={"prompt_token_ids": [1]})),
+            undeclared("own-tokens"),
+        ),
         (Question(PATH, chat(kv_transfer_params={"remote_port": 1})), FOUND),
         (Question(PATH, chat()[:20], partial=True), Match(MatchKind.PARTIAL, MODEL)),
         (Question(PATH, b'{"model":"zz","', partial=True), Match(MatchKind.PARTIAL)),
@@ -141,7 +158,7 @@ BOTH = chat(messages=[{"role": "user", "content": "hi"}], tools=[TOOL])
 @pytest.mark.parametrize("paths", [(PATH, MESSAGES), (MESSAGES, PATH)])
 def test_the_memo_tells_apis_apart(paths: tuple[str, str]) -> None:
     """A chat with a tool that the Messages API takes for one of its built-in ones."""
-    declared = DeclaringReader(CHAT).read(BOTH).fingerprint()
+    declared = FingerprintMemo(1).read(DeclaringReader(CHAT).read(BOTH))[0].fingerprint
     table, memo = routes(prefixes=(prefix(fingerprint=declared),)), FingerprintMemo(8)
     matcher = Matcher(memo)
     kinds = {path: matcher.match(Question(path, BOTH), table).kind for path in paths}
@@ -155,25 +172,83 @@ def test_nothing_is_computed_for_a_model_without_prefixes() -> None:
     assert (memo.hits, memo.misses) == (0, 0)
 
 
-def test_the_memo_remembers_and_stays_small() -> None:
-    memo = FingerprintMemo(2)
-    read_chat = DeclaringReader(CHAT).read
-    heads = [read_chat(chat(chat_template_kwargs={"n": n})) for n in range(3)]
-    first = memo.fingerprint(heads[0])
-    assert memo.fingerprint(heads[0]) == first
-    memo.fingerprint(heads[1])
-    memo.fingerprint(heads[0])
-    memo.fingerprint(heads[2])
-    assert len(memo) == 2
-    assert (memo.hits, memo.misses) == (2, 3)
-    memo.fingerprint(heads[0])
-    assert memo.hits == 3
-    memo.fingerprint(heads[1])
-    assert memo.misses == 4
+BEGUN = "You are a bot. It is noon."
+SHORTER = "You are"
 
 
-def test_the_memo_also_remembers_what_has_no_fingerprint() -> None:
-    memo = FingerprintMemo(2)
-    head = DeclaringReader(CHAT).read(chat(tools=[2**60]))
-    assert memo.fingerprint(head) == memo.fingerprint(head) == ""
-    assert (memo.hits, memo.misses) == (1, 1)
+def head_index(*texts: str, salt: str = "") -> HeadIndex:
+    """Return an index of texts that are declared with the same tools."""
+    frame = Frame.of(MODEL, PAYLOAD.tools, {})
+    return HeadIndex(
+        DeclaredHead(frame.digest, salt, system_bytes(text), frame.fingerprint(system_bytes(text)))
+        for text in texts
+    )
+
+
+def shorter(**changes: Any) -> RoutePrefix:
+    payload = PAYLOAD.model_copy(update={"systemInstructions": SHORTER})
+    fields = {"fingerprint": payload_fingerprint(MODEL, payload), "token_digests": ("d2",)}
+    return prefix("shorter", id="u-2", tokens=2, **{**fields, **changes})
+
+
+def begun(text: str = BEGUN, **changes: Any) -> bytes:
+    messages = [{"role": "system", "content": text}, USER]
+    return chat(**{"messages": messages, **changes})
+
+
+USER = {"role": "user", "content": "hi"}
+HEAD = Match(MatchKind.HEAD, MODEL, DIGESTS, ("u-1",), 9)
+LESS = Match(MatchKind.HEAD, MODEL, frozenset({"d2"}), ("u-2",), 2)
+PARTS = [{"type": "text", "text": PAYLOAD.system}, {"type": "text", "text": "It is noon."}]
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        (Question(PATH, begun()), HEAD),
+        (Question(PATH, begun(messages=[{"role": "developer", "content": PARTS}])), HEAD),
+        (Question(PATH, begun(PAYLOAD.system + "\r\nNow.")), HEAD),
+        (Question(PATH, begun("You are a cat.")), LESS),
+        (Question(PATH, begun(SHORTER)), replace(LESS, kind=MatchKind.FINGERPRINT)),
+        (Question(PATH, begun("You")), undeclared()),
+        (Question(PATH, begun(tools=[])), undeclared()),
+        (Question(PATH, begun(model="x")), undeclared("other-model", "x")),
+        (Question(PATH, begun(chat_template_kwargs={"a": 1})), undeclared()),
+        (Question(PATH, begun(documents=["x"])), undeclared("own-template")),
+        (Question(PATH, begun(cache_salt="mine")), undeclared()),
+        (Question(PATH, begun(cache_salt=7)), undeclared()),
+        (Question(PATH, begun()[:-1] + b',"tools":[]}'), undeclared("not-canonical")),
+        (Question(MESSAGES, message(system=BEGUN)), HEAD),
+        (Question(MESSAGES, message(system=[PARTS[0], {"type": "text", "text": "!"}])), HEAD),
+        (Question(MESSAGES, message(system="You are a cat.")), LESS),
+        (Question(RESPONSES, response(instructions=BEGUN)), HEAD),
+        (Question(RESPONSES, response(instructions=BEGUN, tools=[])), undeclared()),
+    ],
+)
+def test_a_text_with_a_tail_matches_the_longest_declared_head(
+    question: Question, expected: Match
+) -> None:
+    table = routes(endpoint(1), prefixes=(prefix(id="u-1", tokens=9), shorter()))
+    matcher = Matcher(FingerprintMemo(8))
+    assert matcher.match(question, table).kind in (MatchKind.UNDECLARED, MatchKind.FINGERPRINT)
+    matcher.use(head_index(PAYLOAD.system, SHORTER))
+    for _ in range(2):
+        assert matcher.match(question, table) == expected, "known from the memo or not"
+
+
+def test_a_head_is_salted_alike() -> None:
+    table = routes(prefixes=(prefix(id="u-1", salt=SALT), shorter()))
+    matcher = Matcher(FingerprintMemo(8))
+    matcher.use(head_index(PAYLOAD.system, salt=SALT))
+    assert matcher.match(Question(PATH, begun(cache_salt=SALT)), table).ids == ("u-1",)
+    assert matcher.match(Question(PATH, begun()), table).kind is MatchKind.UNDECLARED
+    matcher.use(head_index(PAYLOAD.system))
+    stale = matcher.match(Question(PATH, begun()), table)
+    assert stale.kind is MatchKind.UNDECLARED, "the table has another salt than the index knew"
+
+
+def test_a_head_that_left_the_table_matches_nothing() -> None:
+    matcher = Matcher(FingerprintMemo(8))
+    matcher.use(head_index(PAYLOAD.system, SHORTER))
+    table = routes(prefixes=(shorter(),))
+    assert matcher.match(Question(PATH, begun()), table) == undeclared()

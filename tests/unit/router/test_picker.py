@@ -15,7 +15,8 @@ from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher, MatchKind, Question
+from promptprefix_router.matching import Matcher, MatchKind, Question
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 

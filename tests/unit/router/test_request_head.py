@@ -15,7 +15,9 @@ from promptprefix.shapes.chat import CHAT
 from promptprefix.shapes.messages import MESSAGES
 from promptprefix.shapes.responses import RESPONSES
 from promptprefix.shapes.shape import Shape
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.request_head import (
+    DeclaringHead,
     DeclaringReader,
     MalformedError,
     guess_model,
@@ -29,24 +31,32 @@ read_message = DeclaringReader(MESSAGES).read
 read_response = DeclaringReader(RESPONSES).read
 
 
+MEMO = FingerprintMemo(10_000)
+"""One for all: what it told of one body must not be told of another."""
+
+
+def declared(head: DeclaringHead) -> str:
+    return MEMO.read(head)[0].fingerprint
+
+
 def test_the_fingerprint_is_the_declared_one() -> None:
-    declared = prefix().fingerprint
-    assert read_chat(chat()).fingerprint() == declared
-    assert read_message(message()).fingerprint() == declared
-    assert read_response(response()).fingerprint() == declared
+    expected = prefix().fingerprint
+    assert declared(read_chat(chat())) == expected
+    assert declared(read_message(message())) == expected
+    assert declared(read_response(response())) == expected
 
 
 def test_the_key_ignores_what_follows_the_first_message() -> None:
-    assert read_chat(chat("a", temperature=0.1)).key == read_chat(chat("b")).key
-    assert read_message(message("a", temperature=0.1)).key == read_message(message("b")).key
+    assert read_chat(chat("a", temperature=0.1)).keys == read_chat(chat("b")).keys
+    assert read_message(message("a", temperature=0.1)).keys == read_message(message("b")).keys
     turn = {"role": "user", "content": "a"}
-    assert read_response(response("a")).key == read_response(response("b")).key
-    assert read_response(response([turn, turn])).key == read_response(response([turn])).key
+    assert read_response(response("a")).keys == read_response(response("b")).keys
+    assert read_response(response([turn, turn])).keys == read_response(response([turn])).keys
 
 
 def test_the_key_ignores_a_leading_user_turn() -> None:
-    def key(user: str) -> bytes:
-        return read_chat(chat(messages=[{"role": "user", "content": user}])).key
+    def key(user: str) -> tuple[bytes, bytes]:
+        return read_chat(chat(messages=[{"role": "user", "content": user}])).keys
 
     assert key("a") == key("b")
 
@@ -62,12 +72,12 @@ def test_the_key_ignores_a_leading_user_turn() -> None:
     ],
 )
 def test_the_key_ignores_what_is_not_set(changes: dict[str, Any]) -> None:
-    assert read_chat(chat(**changes)).key == read_chat(chat()).key
+    assert read_chat(chat(**changes)).keys == read_chat(chat()).keys
 
 
 def test_the_key_ignores_what_a_marker_says() -> None:
-    def key(**fields: str | None) -> bytes:
-        return read_response(response(**fields)).key
+    def key(**fields: str | None) -> tuple[bytes, bytes]:
+        return read_response(response(**fields)).keys
 
     assert key(previous_response_id="a") == key(previous_response_id="b") != key()
     assert key(previous_response_id=None) == key()
@@ -89,7 +99,7 @@ def test_the_key_ignores_what_a_marker_says() -> None:
     ],
 )
 def test_the_key_covers_what_decides(changes: dict[str, Any]) -> None:
-    assert read_chat(chat(**changes)).key != read_chat(chat()).key
+    assert read_chat(chat(**changes)).keys != read_chat(chat()).keys
 
 
 @pytest.mark.parametrize(
@@ -107,7 +117,7 @@ def test_the_key_covers_what_decides(changes: dict[str, Any]) -> None:
     ],
 )
 def test_the_key_of_a_message_covers_what_decides(changes: dict[str, Any]) -> None:
-    assert read_message(message(**changes)).key != read_message(message()).key
+    assert read_message(message(**changes)).keys != read_message(message()).keys
 
 
 @pytest.mark.parametrize(
@@ -126,13 +136,13 @@ def test_the_key_of_a_message_covers_what_decides(changes: dict[str, Any]) -> No
     ],
 )
 def test_the_key_of_a_response_covers_what_decides(changes: dict[str, Any]) -> None:
-    assert read_response(response(**changes)).key != read_response(response()).key
+    assert read_response(response(**changes)).keys != read_response(response()).keys
 
 
 def test_parts_can_not_run_into_each_other() -> None:
     one = read_chat(b'{"model":"m","messages":[{}],"tools":[],"documents":[]}')
     two = read_chat(b'{"model":"m","messages":[{}],"tools":[]}')
-    assert one.key != two.key
+    assert one.keys != two.keys
 
 
 @pytest.mark.parametrize(
@@ -198,7 +208,7 @@ def test_without_the_field_there_is_no_salt() -> None:
 
 def test_the_salt_is_neither_in_the_key_nor_shown() -> None:
     salted = read_chat(chat(cache_salt="a-secret"))
-    assert salted.key == read_chat(chat()).key
+    assert salted.keys == read_chat(chat()).keys
     assert "a-secret" not in repr(salted)
 
 
@@ -266,8 +276,8 @@ def test_slices_mean_what_the_whole_body_means(shape: Shape, body: dict[str, Any
     except (CanonicalError, UndeclaredError):
         expected = ""
     try:
-        found = DeclaringReader(shape).read(raw).fingerprint()
-    except (MalformedError, CanonicalError, UndeclaredError):
+        found = declared(DeclaringReader(shape).read(raw))
+    except MalformedError:
         found = ""
     assert found == expected
 
@@ -275,4 +285,4 @@ def test_slices_mean_what_the_whole_body_means(shape: Shape, body: dict[str, Any
 def test_the_declared_text_is_matched_in_another_spelling() -> None:
     text = PAYLOAD.system.replace("\n", "\r\n")
     messages = [{"role": "developer", "content": [{"type": "text", "text": text}]}]
-    assert read_chat(chat(messages=messages)).fingerprint() == prefix().fingerprint
+    assert declared(read_chat(chat(messages=messages))) == prefix().fingerprint

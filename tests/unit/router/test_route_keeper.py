@@ -14,7 +14,8 @@ from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadFormatError, parse_reading
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.matching import Matcher
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.route_keeper import EMPTY_GRACE_S, RouteKeeper
