@@ -42,6 +42,10 @@ _STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*"|\}')
 _MARKS = re.compile(r"[^\w\s\x00-\x7f]{32,}")
 """A long run in which all combining marks of a text stand, among other symbols."""
 
+_STRIDE = 16
+_SOME_MARKS = re.compile(r"[^\w\s\x00-\x7f]{2}")
+"""What stands in every sixteenth character of a text that has a long run: a look that is cheap."""
+
 _MARK_PAIRS = str.maketrans(
     {"\u0f73": "\u0f71\u0f72", "\u0f75": "\u0f71\u0f74", "\u0f81": "\u0f71\u0f80"}
 )
@@ -66,7 +70,9 @@ def canonical_text(text: str) -> str:
     if text.isascii():
         normal = text
     else:
-        normal = unicodedata.normalize("NFC", _MARKS.sub(_ordered, text))
+        if _SOME_MARKS.search(text[::_STRIDE]):
+            text = _MARKS.sub(_ordered, text)
+        normal = unicodedata.normalize("NFC", text)
         try:
             normal.encode()
         except UnicodeEncodeError as error:

@@ -19,27 +19,37 @@ _EMPTY = b'""'
 
 @dataclass(frozen=True, slots=True)
 class DeclaredHead:
-    """A declared system text in its `Frame` (by digest), with its salt and its fingerprint.
+    """A declared system text in its `Frame` (by digest), and its fingerprint.
 
-    ``system`` is what `system_bytes` makes of the text. Salt and text are secrets.
+    ``begun`` is what the texts that begin with it begin with, a secret.
     """
 
     frame: bytes
-    salt: str = field(repr=False)
-    system: bytes = field(repr=False)
+    begun: bytes = field(repr=False)
     fingerprint: str
+
+    @classmethod
+    def of(cls, frame: bytes, salt: str, system: bytes, fingerprint: str) -> DeclaredHead | None:
+        """Return the head of what `system_bytes` made of a text; None for the empty text."""
+        if system == _EMPTY:
+            return None
+        return cls(frame, _begun(frame, salt, system), fingerprint)
 
 
 class HeadIndex:
     """Declared texts by frame, salt and head; never changed, only replaced."""
 
     def __init__(self, heads: Iterable[DeclaredHead] = ()) -> None:
-        written = [head for head in heads if head.system != _EMPTY]
-        named = {_begun(head.frame, head.salt, head.system): head.fingerprint for head in written}
-        self._frames = frozenset(head.frame for head in written)
-        self._texts = [b"", *sorted(named)]
-        self._fingerprints = [named.get(text) for text in self._texts]
+        self._heads = {head.begun: head for head in heads}
+        self._frames = frozenset(head.frame for head in self._heads.values())
+        self._texts = [b"", *sorted(self._heads)]
         self._parents, self._jumps = _nested(self._texts)
+
+    def replaced(self, heads: Iterable[DeclaredHead]) -> HeadIndex:
+        """Return an index of other heads, faster where most are the same."""
+        given = {head.begun: head for head in heads}
+        kept = [given.pop(text) for text in self._texts if text in given]
+        return HeadIndex((*kept, *given.values()))
 
     def __len__(self) -> int:
         return len(self._texts) - 1
@@ -56,7 +66,8 @@ class HeadIndex:
             # A text that is no head begins no head either: down the nest it is no, ..., no, yes.
             below = self._jumps[at]
             at = self._parents[at] if text.startswith(self._texts[below]) else below
-        return self._fingerprints[at]
+        found = self._heads.get(self._texts[at])
+        return found.fingerprint if found is not None else None
 
 
 def _begun(frame: bytes, salt: str, system: bytes) -> bytes:

@@ -55,12 +55,12 @@ class FrameMemo:
     def __init__(self, capacity: int = FRAME_BYTES) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[bytes, _Framed | str] = OrderedDict()
-        self._sizes = 0
+        self._size = 0
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """Bytes that are remembered."""
-        return self._sizes
+        return self._size
 
     def frame(self, head: DeclaringHead, key: bytes) -> tuple[Frame, bytes] | str:
         """Return the frame and its digest, or why there is none."""
@@ -76,10 +76,10 @@ class FrameMemo:
         if _size(entry) > self._capacity // _MOST:
             return
         self._entries[key] = entry
-        self._sizes += _size(entry)
-        while self._sizes > self._capacity:
+        self._size += _size(entry)
+        while self._size > self._capacity:
             _, gone = self._entries.popitem(last=False)
-            self._sizes -= _size(gone)
+            self._size -= _size(gone)
 
 
 _MOST = 8

@@ -18,7 +18,10 @@ OTHER = b"o" * 32
 
 
 def declared(text: str, frame: bytes = FRAME, salt: str = "") -> DeclaredHead:
-    return DeclaredHead(frame, salt, system_bytes(text), f"{text}/{salt}/{frame[:1].decode()}")
+    name = f"{text}/{salt}/{frame[:1].decode()}"
+    made = DeclaredHead.of(frame, salt, system_bytes(text), name)
+    assert made is not None
+    return made
 
 
 def longest(index: HeadIndex, text: str, frame: bytes = FRAME, salt: str = "") -> str | None:
@@ -32,7 +35,6 @@ TABLE = HeadIndex(
         declared("Be brief. Be kind.", salt="s"),
         declared("Be brief. Be kind. Be it.", salt="s"),
         declared("Be", OTHER),
-        declared(""),
         declared('Say "x'),
         declared("Caf\u00e9"),
         declared("cafe"),
@@ -64,8 +66,8 @@ def test_the_table(text: str, frame: bytes, salt: str, found: str | None) -> Non
 
 
 def test_an_empty_text_is_no_head() -> None:
-    index = HeadIndex([declared("")])
-    assert (len(index), index.knows(FRAME)) == (0, False)
+    assert DeclaredHead.of(FRAME, "", system_bytes(""), "f") is None
+    assert (len(HeadIndex()), HeadIndex().knows(FRAME)) == (0, False)
     assert (len(TABLE), TABLE.knows(OTHER), TABLE.knows(b"")) == (8, True, False)
 
 
@@ -82,7 +84,10 @@ def begins(text: str, texts: Iterable[str]) -> str | None:
 @settings(max_examples=300)
 @given(st.lists(TEXT, max_size=30), TEXT, TEXT)
 def test_it_finds_what_a_comparison_with_each_finds(texts: list[str], text: str, tail: str) -> None:
-    index = HeadIndex(declared(canonical_text(head)) for head in texts)
+    written = [declared(canonical) for head in texts if (canonical := canonical_text(head))]
+    older = HeadIndex([*written[1::2], declared(text or "x")])
+    index = older.replaced(written)
+    assert len(index) == len(set(written))
     for each in (text, *(head + tail for head in texts)):
         expected = begins(each, texts)
         assert longest(index, each) == (expected and f"{expected}//f")
@@ -108,4 +113,4 @@ def test_texts_in_texts_are_searched_in_few_steps(
     Compared.asked = 0
     text = "a" * wrong_at + "b" + "a" * 2_000
     assert longest(index, text) == f"{'a' * wrong_at}//f"
-    assert Compared.asked <= 50
+    assert Compared.asked <= 70

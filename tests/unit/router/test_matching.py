@@ -179,10 +179,9 @@ SHORTER = "You are"
 def head_index(*texts: str, salt: str = "") -> HeadIndex:
     """Return an index of texts that are declared with the same tools."""
     frame = Frame.of(MODEL, PAYLOAD.tools, {})
-    return HeadIndex(
-        DeclaredHead(frame.digest, salt, system_bytes(text), frame.fingerprint(system_bytes(text)))
-        for text in texts
-    )
+    systems = map(system_bytes, texts)
+    made = (DeclaredHead.of(frame.digest, salt, s, frame.fingerprint(s)) for s in systems)
+    return HeadIndex(head for head in made if head is not None)
 
 
 def shorter(**changes: Any) -> RoutePrefix:

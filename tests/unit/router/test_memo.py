@@ -65,8 +65,8 @@ def test_frames_are_bounded_by_their_bytes() -> None:
     for number in range(50):
         head = read_chat(chat(chat_template_kwargs={"n": number, "x": "x" * 1_000}))
         assert not isinstance(memo.frame(head, head.keys[0]), str)
-        assert memo.bytes <= 16_000
+        assert memo.size <= 16_000
     large = read_chat(json.dumps({"model": "m" * 9_000, "messages": [{}]}).encode())
     frame = memo.frame(large, large.keys[0])
     assert not isinstance(frame, str)
-    assert memo.bytes > 4_000, "what is too large for the room drives nothing out"
+    assert memo.size > 4_000, "what is too large for the room drives nothing out"
