@@ -196,8 +196,8 @@ def begun(text: str = BEGUN, **changes: Any) -> bytes:
 
 
 USER = {"role": "user", "content": "hi"}
-HEAD = Match(MatchKind.HEAD, MODEL, DIGESTS, ("u-1",), 9)
-LESS = Match(MatchKind.HEAD, MODEL, frozenset({"d2"}), ("u-2",), 2)
+HEAD = Match(MatchKind.HEAD, MODEL, DIGESTS, ("u-1",), tokens=9)
+LESS = Match(MatchKind.HEAD, MODEL, frozenset({"d2"}), ("u-2",), tokens=2)
 PARTS = [{"type": "text", "text": PAYLOAD.system}, {"type": "text", "text": "It is noon."}]
 
 
