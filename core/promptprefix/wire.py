@@ -256,12 +256,13 @@ class MatchReport(Wire):
 
     ``sent`` is the router's clock at sending, in Unix seconds: ages count by it, so that clocks
     that differ do no harm. ``term`` is that of the leader that knows all the matches before; 0 if
-    none does, or if there are more than one report holds.
+    none does, or if there are more than one report holds. ``leaving``: it ends, and these are all.
     """
 
     tenant: str = Field(max_length=63)
     sent: Seconds
     term: int = 0
+    leaving: bool = False
     matches: tuple[Match, ...] = Field(default=(), max_length=MAX_MATCHES)
 
 

@@ -32,6 +32,7 @@ from promptprefix_operator.manifests import explain
 from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import Routers
 from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -73,6 +74,7 @@ class ControlApi:
         content: Callable[[str], Payload | None],
         salt: Callable[[str], str | None],
         matches: Matches,
+        routers: Routers,
         metrics: Metrics,
         settling: Callable[[], bool] = lambda: False,
         hold_seconds: float = LONG_POLL_S,
@@ -85,6 +87,7 @@ class ControlApi:
         self._content = content
         self._salt = salt
         self._matches = matches
+        self._routers = routers
         self._metrics = metrics
         self._settling = settling
         self._hold_seconds = hold_seconds
@@ -160,7 +163,9 @@ class ControlApi:
 
     async def routes(self, request: web.Request) -> web.StreamResponse:
         """Answer a router's question for the route table."""
-        await self._router(request)
+        caller = await self._router(request)
+        if (tenant := request.query.get("tenant", "")) in self._access.namespaces:
+            self._routers.see(tenant, _instance(caller))
         revision = _revision(request)
         self._check_term(revision)
         await self._until(lambda: self._has_routes_for(revision))
@@ -182,13 +187,18 @@ class ControlApi:
         return _json(MatchAnswer(term=self._publication.term))
 
     async def _answer_matches(self, request: web.Request) -> MatchReport:
-        await self._router(request)
+        caller = await self._router(request)
         report = await _read(request, MatchReport)
-        if report.tenant not in self._access.namespaces:
-            raise web.HTTPForbidden(text=_unserved(report.tenant))
+        tenant, instance = report.tenant, _instance(caller)
+        if tenant not in self._access.namespaces:
+            raise web.HTTPForbidden(text=_unserved(tenant))
         self._matches.take(report)
-        if report.term == self._publication.term:
-            self._matches.hear(report.tenant)
+        if report.term != self._publication.term:
+            self._routers.see(tenant, instance)
+        elif report.leaving:
+            self._routers.leave(tenant, instance)
+        else:
+            self._routers.hear(tenant, instance)
         return report
 
     def _has_routes_for(self, revision: Revision | None) -> bool:
@@ -233,13 +243,14 @@ class ControlApi:
                 text="the token is not bound to a pod: use a projected serviceAccountToken volume"
             )
 
-    async def _router(self, request: web.Request) -> None:
+    async def _router(self, request: web.Request) -> Caller:
         caller = await self._caller(request)
         if not self._is_router(caller):
             raise web.HTTPForbidden(
                 text=f"ServiceAccount {caller.namespace}/{caller.account} is no router: "
                 "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
             )
+        return caller
 
     def _is_router(self, caller: Caller) -> bool:
         return f"{caller.namespace}/{caller.account}" in self._access.routers
@@ -298,6 +309,11 @@ def _misdirected() -> web.Response:
     )
     response.force_close()
     return response
+
+
+def _instance(caller: Caller) -> str:
+    """Return what tells a router from others: its pod, or its account where no token has one."""
+    return caller.pod_uid or f"{caller.namespace}/{caller.account}"
 
 
 def _unserved(namespace: str) -> str:

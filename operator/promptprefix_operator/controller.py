@@ -26,6 +26,7 @@ from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics, Warmth
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import Routers
 from promptprefix_operator.sidecars import Sidecars
 from promptprefix_operator.warm_timer import WarmTimer
 
@@ -56,6 +57,7 @@ class Controller:
         declarations: Declarations,
         publication: Publication,
         matches: Matches,
+        routers: Routers,
         measures: Measures,
         planner: Callable[[], Planner],
         metrics: Metrics,
@@ -73,6 +75,7 @@ class Controller:
         self._declarations = declarations
         self._publication = publication
         self._matches = matches
+        self._routers = routers
         self._measures = measures
         self._make_planner = planner
         self._planner = planner()
@@ -156,8 +159,8 @@ class Controller:
             },
             settling=self.settling,
             limits=self._limits,
-            routed=self._matches.routed,
-            silent=self._matches.silent,
+            routed=self._routers.routed,
+            silent=self._routers.silent,
             retention=self._retention,
             sizes=self._measures.sizes,
         )

@@ -29,6 +29,7 @@ from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import Observer
 from promptprefix_operator.pod_warnings import uninjected_by_namespace
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.settings import Settings
 from promptprefix_operator.sidecars import Sidecars
@@ -137,6 +138,7 @@ def assemble(
             content=known.declarations.payload,
             salt=known.salts.of,
             matches=known.matches,
+            routers=known.routers,
             metrics=metrics,
             settling=lambda: controller.settling,
         ),
@@ -155,6 +157,7 @@ class _Known:
     cluster: Cluster
     sidecars: Sidecars
     matches: Matches
+    routers: Routers
     salts: Salts
     declarations: Declarations
     publication: Publication
@@ -163,13 +166,15 @@ class _Known:
 def _known(settings: Settings, term: int) -> _Known:
     wake, salts, retention = asyncio.Event(), Salts(), settings.retention
     steady = SteadyClock(utc_now, time.monotonic)
-    matches = Matches(steady.now, time.monotonic, wake.set, retention)
+    routers = Routers(time.monotonic, wake.set)
+    matches = Matches(steady.now, routers, wake.set, retention)
     return _Known(
         wake=wake,
         steady=steady,
         cluster=Cluster(wake.set),
         sidecars=Sidecars(time.monotonic, settings.connected_seconds, wake.set, steady.now),
         matches=matches,
+        routers=routers,
         salts=salts,
         declarations=Declarations(lint_payload, salts, retention, matches.latest),
         publication=Publication(term),
@@ -185,6 +190,7 @@ def _controller(
         declarations=known.declarations,
         publication=known.publication,
         matches=known.matches,
+        routers=known.routers,
         measures=Measures(),
         planner=Planner,
         metrics=metrics,

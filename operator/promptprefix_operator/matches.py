@@ -1,4 +1,4 @@
-"""What routers tell of requests that matched a version: the latest by version, and who tells."""
+"""What routers tell of requests that matched a version: the latest by version."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from promptprefix.durations import parse_duration
 from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Retention, owner
 from promptprefix.versions import MATCH_STEP
 from promptprefix.wire import MatchReport
-
-ROUTER_SECONDS = 60.0
-"""A router that has reported nothing for so long tells of no matches any more."""
-
-GONE_SECONDS = 86_400.0
-"""A router that has reported nothing for so long is taken to be gone."""
+from promptprefix_operator.routers import Routers
 
 _LONGEST_AGE_S = 365 * 86_400.0
 
@@ -48,55 +43,25 @@ class Matches:
 
     What the planner is shown moves seldom, so that traffic alone plans and writes nothing: a shown
     match is replaced once it is older than a step, which is short enough that no idle time ends
-    with an old one shown. ``changed`` is called when a match may end an idle time. ``clock`` is
-    monotonic seconds.
+    with an old one shown. ``changed`` is called when a match may end an idle time.
     """
 
     def __init__(
         self,
         now: Callable[[], datetime],
-        clock: Callable[[], float],
+        routers: Routers,
         changed: Callable[[], None],
         retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self._now = now
-        self._clock = clock
+        self._routers = routers
         self._changed = changed
         self._idle = retention.idle
         self._resources: dict[str, _Resource] = {}
         self._followed: tuple[Prefix, ...] = ()
-        self._routers: dict[str, float] = {}
-        self._expected: set[str] = set()
-        self._began = clock()
 
     def __len__(self) -> int:
         return sum(len(each.versions) for each in self._resources.values())
-
-    def hear(self, namespace: str) -> None:
-        """Take note of a router of ``namespace`` that has told of all its matches."""
-        known = namespace in self.routed
-        self._routers[namespace] = self._clock()
-        if not known:
-            self._changed()
-
-    @property
-    def routed(self) -> frozenset[str]:
-        """The namespaces whose router tells of matches, or is expected to."""
-        since = self._clock() - ROUTER_SECONDS
-        expected = self._expected if self._began > since else ()
-        return frozenset(name for name, heard in self._routers.items() if heard > since).union(
-            expected
-        )
-
-    @property
-    def silent(self) -> frozenset[str]:
-        """The namespaces that have a router, which does not tell of matches just now."""
-        now = self._clock()
-        return frozenset(
-            name
-            for name, heard in self._routers.items()
-            if now - GONE_SECONDS < heard <= now - ROUTER_SECONDS
-        )
 
     def take(self, report: MatchReport) -> int:
         """Take in a report; return how many of its versions are known in its tenant."""
@@ -142,16 +107,16 @@ class Matches:
             del self._resources[uid]
 
     def _expect(self, prefix: Prefix) -> None:
-        """Expect the router that the leader before has heard, where a prefix is let go for long.
+        """Expect the routers that the leader before has heard, where a prefix is let go for long.
 
-        Else all of them would be warmed again for the moment until the router reports.
+        Else all of them would be warmed again for the moment until the routers report.
         """
         if (
             prefix.uid not in self._resources
             and _ttl(prefix) is not None
             and let_go(prefix.conditions)
         ):
-            self._expected.add(prefix.namespace)
+            self._routers.expect(prefix.namespace)
 
     def _resource(self, prefix: Prefix) -> _Resource:
         known = self._resources.get(prefix.uid)

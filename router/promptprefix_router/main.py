@@ -80,6 +80,7 @@ async def serve(settings: RouterSettings) -> None:
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
+        settings.tenant,
         keeper,
         metrics,
     )
@@ -114,6 +115,7 @@ async def serve(settings: RouterSettings) -> None:
             await stop.wait()
             for task in running:
                 task.cancel()
+        await reporter.farewell()
     finally:
         # Envoy's idle connections end with the process: an answer is never half given.
         decisions.close()

@@ -34,6 +34,10 @@ REPORT_INTERVAL_S = 2.0
 """Matches wait at most this long for the next report."""
 PRESENCE_INTERVAL_S = 20.0
 """Without matches the operator hears this often that there are none."""
+FAREWELL_S = 2.0
+"""A router that ends has this long to say so."""
+REDIAL_S = 0.1
+"""After a standby's answer, while there is little time."""
 
 
 class ReportMeter(Protocol):
@@ -62,6 +66,7 @@ class MatchReporter:
         backoff: Backoff = BACKOFF,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        self._connect = connect
         self._token_file = token_file
         self._tenant = tenant
         self._tally = tally
@@ -71,10 +76,11 @@ class MatchReporter:
         self._sleep = sleep
         self._term = 0
         self._reported_at = -math.inf
+        self._log = structlog.get_logger("matches")
         self._link = ControlLink(
             connect,
             meter.reported,
-            structlog.get_logger("matches"),
+            self._log,
             away="matches are not reported, they are counted on",
             back="operator takes matches again",
             backoff=backoff,
@@ -85,6 +91,28 @@ class MatchReporter:
         """Report for ever."""
         await self._link.run(self._report_and_wait)
 
+    async def farewell(self) -> None:
+        """Tell what is untold, and that this router ends; the operator would wait for it for long.
+
+        Nothing else may report meanwhile. Takes at most `FAREWELL_S`; a failure is only logged.
+        """
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                while not await self._farewell():
+                    await self._sleep(REDIAL_S)
+        except (AnswerError, httpx.HTTPError, OSError) as error:
+            self._log.info("operator not told of the end", cause=type(error).__name__)
+
+    async def _farewell(self) -> bool:
+        """Return whether the leader knows; a standby may have answered."""
+        async with self._connect() as client:
+            try:
+                while await self._tell(client, leaving=True):
+                    pass
+            except StandbyError:
+                return False
+        return True
+
     async def _report_and_wait(self, client: httpx.AsyncClient) -> None:
         if not await self.report(client):
             await self._sleep(REPORT_INTERVAL_S)
@@ -94,14 +122,19 @@ class MatchReporter:
 
         Raises `StandbyError`, `AnswerError`, `httpx.HTTPError` or `OSError`.
         """
-        matches = self._tally.untold(MAX_MATCHES)
-        if not matches and self._clock() - self._reported_at < PRESENCE_INTERVAL_S:
+        idle = self._clock() - self._reported_at < PRESENCE_INTERVAL_S
+        if idle and not self._tally.untold(1):
             return False
+        return await self._tell(client)
+
+    async def _tell(self, client: httpx.AsyncClient, *, leaving: bool = False) -> bool:
+        matches = self._tally.untold(MAX_MATCHES)
         whole = len(matches) < MAX_MATCHES
         report = MatchReport(
             tenant=self._tenant,
             sent=self._wall(),
             term=self._term if whole else 0,
+            leaving=leaving and whole,
             matches=matches,
         )
         answer = await self._post(client, report)

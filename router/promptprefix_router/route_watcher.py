@@ -45,18 +45,23 @@ class SyncMeter(Protocol):
 
 
 class RouteWatcher:
-    """Asks again and again; a failure changes nothing but the age of the table."""
+    """Asks again and again; a failure changes nothing but the age of the table.
+
+    ``tenant`` is the namespace that is served: the operator expects to hear of its matches.
+    """
 
     def __init__(
         self,
         connect: Connect,
         token_file: Path,
+        tenant: str,
         sink: RouteSink,
         meter: SyncMeter,
         backoff: Backoff = BACKOFF,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._token_file = token_file
+        self._tenant = tenant
         self._sink = sink
         self._meter = meter
         self._revision: Revision | None = None
@@ -78,11 +83,9 @@ class RouteWatcher:
     async def ask(self, client: httpx.AsyncClient) -> None:
         """Ask once. Raises `StandbyError`, `AnswerError`, `httpx.HTTPError` or `OSError`."""
         headers = {"authorization": bearer(self._token_file)}
-        params = (
-            {"term": self._revision.term, "number": self._revision.number}
-            if self._revision is not None
-            else {}
-        )
+        params: dict[str, str | int] = {"tenant": self._tenant}
+        if self._revision is not None:
+            params |= {"term": self._revision.term, "number": self._revision.number}
         async with client.stream("GET", ROUTES_PATH, params=params, headers=headers) as response:
             status = response.status_code
             body = await _read(response)

@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from promptprefix.wire import RouteTable
+import pytest
+
+from promptprefix.wire import MATCHES_PATH, MatchAnswer, MatchReport, RouteTable
+from promptprefix_operator import routers
 from promptprefix_operator.service import Operator
 from promptprefix_router.control_link import control_client
 from promptprefix_router.match_reporter import MatchReporter
@@ -78,6 +81,49 @@ async def routed(api: ApiServer, operator: Operator) -> tuple[str, ...]:
     status, text = await Client(api, operator, "system/router/").ask("GET", "/v1/routes")
     assert status == 200, text
     return tuple(each.id for each in RouteTable.model_validate_json(text).prefixes)
+
+
+async def tell(api: ApiServer, operator: Operator, *, leaving: bool = False) -> None:
+    """Tell once, as another router does, that it has matched nothing."""
+    client = Client(api, operator, "system/router/router-1")
+    ask = MatchReport(tenant="ml", sent=0.0)
+    status, text = await client.ask("POST", MATCHES_PATH, ask.model_dump_json())
+    term = MatchAnswer.model_validate_json(text).term
+    whole = ask.model_copy(update={"term": term, "leaving": leaving})
+    status, text = await client.ask("POST", MATCHES_PATH, whole.model_dump_json())
+    assert status == 200, text
+
+
+def active_message(api: ApiServer) -> str:
+    found = api.objects[PREFIXES, "ml", "triage"].get("status", {}).get("conditions", [])
+    return next((str(c["message"]) for c in found if c["type"] == "Active"), "")
+
+
+@pytest.fixture(autouse=True)
+def all_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "HEARING_SECONDS", 0.0)
+
+
+async def test_nothing_is_let_go_while_one_of_two_routers_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routers, "ROUTER_SECONDS", 1.0)
+    tally = MatchTally(time.time)
+    async with (
+        api_server() as api,
+        running(api) as operator,
+        polling(api, operator),
+        reporting(api, operator, tmp_path, tally),
+    ):
+        await tell(api, operator)
+        silent_at = time.monotonic() + 1.0
+        await until(lambda: time.monotonic() > silent_at)
+        await send(api, "POST", OBJECT, resource(idleTTL="1s"))
+        await until(lambda: "nobody tells" in active_message(api))
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        assert condition_of(api, "Active") == ("True", "InUse")
+        await tell(api, operator, leaving=True)
+        await until(lambda: condition_of(api, "Active") == ("False", "Idle"))
 
 
 async def test_an_idle_prefix_is_let_go_and_comes_back_with_the_next_request(

@@ -102,7 +102,13 @@ async def follow(
             pauses.append(seconds)
 
     watcher = RouteWatcher(
-        operator.connect, token, recorder, recorder, Backoff(first_s=0.001, most_s=0.002), sleep
+        operator.connect,
+        token,
+        "ml",
+        recorder,
+        recorder,
+        Backoff(first_s=0.001, most_s=0.002),
+        sleep,
     )
     task = asyncio.create_task(watcher.run())
     async with asyncio.timeout(10):
@@ -131,8 +137,9 @@ async def test_the_revision_and_the_token_go_along(token: Path) -> None:
     await follow(operator, recorder, token)
     first, second, third = operator.asked
     assert first.url.path == "/v1/routes"
-    assert dict(first.url.params) == {}
-    assert dict(second.url.params) == dict(third.url.params) == {"term": "1", "number": "7"}
+    assert dict(first.url.params) == {"tenant": "ml"}
+    known = {"tenant": "ml", "term": "1", "number": "7"}
+    assert dict(second.url.params) == dict(third.url.params) == known
     assert first.headers["authorization"] == "Bearer first"
     assert recorder.tables == [route_table(7)]
     assert recorder.confirmations == 1
@@ -185,7 +192,7 @@ async def test_a_table_that_could_not_be_published_is_asked_for_again(token: Pat
     recorder = Recorder()
     recorder.accept_errors.append(OSError("disk full"))
     await follow(operator, recorder, token)
-    assert dict(operator.asked[1].url.params) == {}
+    assert dict(operator.asked[1].url.params) == {"tenant": "ml"}
     assert recorder.tables == [route_table(1)]
 
 
@@ -289,7 +296,7 @@ async def test_each_redial_is_a_new_tcp_connection(
     url = f"https://127.0.0.1:{runner.addresses[0][1]}"
     recorder = Recorder()
     watcher = RouteWatcher(
-        lambda: control_client(url, authority.ca_file), token, recorder, recorder
+        lambda: control_client(url, authority.ca_file), token, "ml", recorder, recorder
     )
     task = asyncio.create_task(watcher.run())
     try:

@@ -66,6 +66,7 @@ class Stand:
         self.tally.retain({"u-1", "u-2"})
         self.steps = asyncio.Queue[None]()
         self.done = asyncio.Queue[None]()
+        self.task: asyncio.Task[None]
         self.reporter = MatchReporter(
             lambda: control_client(operator.url, authority.ca_file),
             token,
@@ -87,6 +88,11 @@ class Stand:
         self.done.put_nowait(None)
         await self.steps.get()
 
+    async def end(self) -> None:
+        """Let the reporter report no more."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
     async def passed(self, times: int = 1) -> None:
         """Return when the reporter has gone to sleep so many more times."""
         for _ in range(times):
@@ -105,11 +111,10 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=authority.server_context()).start()
     operator.url = f"https://127.0.0.1:{runner.addresses[0][1]}"
     made = Stand(operator, authority, token)
-    task = asyncio.create_task(made.reporter.run())
+    made.task = asyncio.create_task(made.reporter.run())
     await asyncio.wait_for(made.done.get(), 10)
     yield made
-    task.cancel()
-    await asyncio.wait({task})
+    await made.end()
     await runner.cleanup()
 
 
@@ -201,3 +206,37 @@ async def test_more_than_one_report_holds_is_told_at_once_in_parts(
     assert whole[0] is parts[-1]
     assert {id_ for each in parts for id_ in told(each)} == set(ids)
     assert all(len(each.matches) <= 2 for each in parts)
+
+
+async def test_a_router_that_ends_tells_what_is_untold_and_that_it_ends(stand: Stand) -> None:
+    await stand.end()
+    seen = len(stand.operator.reports)
+    stand.tally.note({"u-2"})
+    stand.operator.script.extend([421, 200])
+    stand.steps.put_nowait(None)
+    await stand.reporter.farewell()
+    [last] = stand.operator.reports[seen:]
+    assert (last.leaving, last.term, set(told(last))) == (True, LEADER, {"u-2"})
+
+
+async def test_a_leader_that_is_new_hears_everything_before_the_end(stand: Stand) -> None:
+    stand.tally.note({"u-1"})
+    await stand.passed()
+    await stand.end()
+    seen = len(stand.operator.reports)
+    stand.operator.term = LEADER + 1
+    await stand.reporter.farewell()
+    first, last = stand.operator.reports[seen:]
+    assert (first.leaving, first.term, told(first)) == (True, LEADER, {})
+    assert (last.leaving, last.term, set(told(last))) == (True, LEADER + 1, {"u-1"})
+
+
+async def test_an_operator_that_is_away_does_not_hold_up_the_end(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stand.end()
+    monkeypatch.setattr(match_reporter, "FAREWELL_S", 0.05)
+    stand.operator.script.extend([500])
+    await stand.reporter.farewell()
+    stand.operator.script.extend([421] * 1_000)
+    await stand.reporter.farewell()

@@ -22,6 +22,7 @@ from promptprefix_operator.identity import Caller
 from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import HEARING_SECONDS, Routers
 from promptprefix_operator.sidecars import Sidecars
 
 TERM = 7
@@ -37,7 +38,8 @@ class Reviewer:
         "pod": Caller("ml", "vllm", "p0", "u0"),
         "other": Caller("elsewhere", "vllm", "p0", "u9"),
         "unbound": Caller("ml", "vllm"),
-        "router": Caller("system", "router"),
+        "router": Caller("system", "router", "r0", "ru0"),
+        "router-1": Caller("system", "router", "r1", "ru1"),
     }
 
     async def review(self, token: str) -> Caller | None:
@@ -52,13 +54,16 @@ class Setup:
     metrics: Metrics = field(default_factory=Metrics)
     wakes: int = 0
     settling: bool = False
+    seconds: float = 0.0
     known: set[str] = field(default_factory=lambda: {"ml"})
     api: ControlApi = field(init=False)
     client: TestClient = field(init=False)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         self.sidecars = Sidecars(lambda: 0.0, 45, self._wake, lambda: NOW)
-        self.matches = Matches(lambda: NOW, lambda: 0.0, self._wake)
+        self.routers = Routers(lambda: self.seconds, self._wake)
+        self.matches = Matches(lambda: NOW, self.routers, self._wake)
+        self.seconds = HEARING_SECONDS
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -93,6 +98,7 @@ async def serve(hold: float) -> AsyncIterator[Setup]:
         content=lambda digest: PAYLOAD if digest == PAYLOAD.digest else None,
         salt={"salted-1": SALT}.get,
         matches=setup.matches,
+        routers=setup.routers,
         metrics=setup.metrics,
         settling=lambda: setup.settling,
         hold_seconds=hold,

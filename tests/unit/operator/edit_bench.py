@@ -28,6 +28,7 @@ from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.sidecars import Sidecars
 
@@ -68,7 +69,8 @@ class Bench:
         self.cluster = Cluster(wake.set)
         self.sidecars = Sidecars(lambda: self.seconds, 45, wake.set, lambda: self.now)
         self.publication = Publication(int(self.seconds) + 1)
-        self.matches = Matches(lambda: self.now, lambda: self.seconds, wake.set)
+        routers = Routers(lambda: self.seconds, wake.set)
+        self.matches = Matches(lambda: self.now, routers, wake.set)
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
@@ -77,6 +79,7 @@ class Bench:
             ),
             publication=self.publication,
             matches=self.matches,
+            routers=routers,
             measures=Measures(),
             planner=Planner,
             metrics=Metrics(),

@@ -17,10 +17,11 @@ from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import RECONNECT_S, Controller
 from promptprefix_operator.declarations import Declarations
-from promptprefix_operator.matches import ROUTER_SECONDS, Matches
+from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import HEARING_SECONDS, ROUTER_SECONDS, Routers
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.sidecars import Sidecars
 
@@ -37,13 +38,15 @@ class Bench:
         self.sidecars = Sidecars(lambda: self.now, 45, self.wake.set, lambda: NOW)
         self.publication = Publication(1)
         self.metrics = Metrics()
-        self.matches = Matches(lambda: NOW, lambda: self.now, self.wake.set)
+        self.routers = Routers(lambda: self.now, self.wake.set)
+        self.matches = Matches(lambda: NOW, self.routers, self.wake.set)
         self.planner = Planner()
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
             declarations=Declarations(lint_payload, Salts()),
             matches=self.matches,
+            routers=self.routers,
             measures=Measures(),
             planner=lambda: self.planner,
             publication=self.publication,
@@ -112,8 +115,9 @@ def test_the_planner_is_told_of_limits_sizes_and_silent_routers(
 
     monkeypatch.setattr(bench.planner, "plan", keep)
     bench.declare()
+    bench.now += HEARING_SECONDS
     bench.report()
-    bench.matches.hear("ml")
+    bench.routers.hear("ml", "r0")
     bench.controller.step()
     [placement] = bench.publication.set_of("p").placements
     bench.now += ROUTER_SECONDS

@@ -28,6 +28,7 @@ from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
+from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.sidecars import Sidecars
 
@@ -46,11 +47,13 @@ class Bench:
         self.sidecars = Sidecars(time.monotonic, 45, self.wake.set, now)
         self.publication = Publication(1)
         planner = Planner()
+        routers = Routers(time.monotonic, self.wake.set)
         self.controller = Controller(
             cluster=self.cluster,
             sidecars=self.sidecars,
             declarations=Declarations(lint_payload, Salts()),
-            matches=Matches(now, time.monotonic, self.wake.set),
+            matches=Matches(now, routers, self.wake.set),
+            routers=routers,
             measures=Measures(),
             planner=lambda: planner,
             publication=self.publication,

@@ -15,7 +15,8 @@ from promptprefix.fleet import DEFAULT_RETENTION, Prefix, Version
 from promptprefix.resource import Condition, PromptPrefixSpec
 from promptprefix.versions import MATCH_STEP
 from promptprefix.wire import Match, MatchReport
-from promptprefix_operator.matches import GONE_SECONDS, ROUTER_SECONDS, Matches
+from promptprefix_operator.matches import Matches
+from promptprefix_operator.routers import ROUTER_SECONDS, Routers
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
@@ -36,7 +37,8 @@ class Desk:
     def __init__(self, *prefixes: Prefix) -> None:
         self.seconds = 0.0
         self.wakes = 0
-        self.matches = Matches(lambda: self.now, lambda: self.seconds, self._wake)
+        self.routers = Routers(lambda: self.seconds, self._wake)
+        self.matches = Matches(lambda: self.now, self.routers, self._wake)
         self.matches.follow(prefixes)
 
     def _wake(self) -> None:
@@ -171,23 +173,6 @@ def test_a_match_wakes_once_what_may_have_been_let_go() -> None:
     assert desk.wakes == 3
 
 
-def test_routers_are_heard_by_namespace_as_long_as_they_report() -> None:
-    desk = Desk(prefix())
-    assert desk.matches.routed == frozenset()
-    desk.matches.hear("ml")
-    assert (desk.matches.routed, desk.wakes) == ({"ml"}, 1)
-    desk.seconds = ROUTER_SECONDS - 1
-    desk.matches.hear("ml")
-    assert desk.wakes == 1
-    assert desk.matches.silent == frozenset()
-    desk.seconds += ROUTER_SECONDS
-    assert (desk.matches.routed, desk.matches.silent) == (frozenset(), {"ml"})
-    desk.matches.hear("ml")
-    assert (desk.matches.routed, desk.matches.silent, desk.wakes) == ({"ml"}, frozenset(), 2)
-    desk.seconds += GONE_SECONDS
-    assert desk.matches.routed == desk.matches.silent == frozenset()
-
-
 def condition(status: str, reason: str) -> Condition:
     return Condition.model_validate(
         {
@@ -215,9 +200,9 @@ def test_after_a_restart_what_was_let_go_is_not_warmed_until_the_router_reports(
 ) -> None:
     rested = prefix(ttl=ttl, conditions=(condition(status, reason),))
     desk = Desk(rested)
-    assert desk.matches.routed == expected
+    assert (desk.routers.routed, desk.routers.silent) == (set(), expected)
     assert let_go(rested.conditions) == (reason in ("Idle", "OutsideWindows"))
     desk.seconds = ROUTER_SECONDS
-    assert desk.matches.routed == desk.matches.silent == frozenset(), "there is no router"
+    assert desk.routers.silent == frozenset(), "there is no router"
     desk.matches.follow([rested, prefix("v")])
-    assert desk.matches.routed == frozenset()
+    assert desk.routers.silent == frozenset()
