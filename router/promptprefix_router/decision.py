@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from promptprefix.pin_command import XARG
 from promptprefix_router.choice import Outcome
 from promptprefix_router.matching import MatchKind
+from promptprefix_router.rewriting import Rewriting
 from promptprefix_router.routes import Endpoint
 
 COMMAND = "command"
@@ -24,13 +25,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An endpoint and the next best ones in order; or none, for want of one; or a refusal."""
+    """An endpoint and the next best ones in order; or none, for want of one; or a refusal.
+
+    With a ``rewriting`` the body is to be changed on its way.
+    """
 
     outcome: Outcome
     match: MatchKind | None = None
     endpoint: Endpoint | None = None
     fallbacks: tuple[Endpoint, ...] = ()
     refusal: Refusal | None = None
+    rewriting: Rewriting | None = field(default=None, repr=False)
 
     @property
     def summary(self) -> str:

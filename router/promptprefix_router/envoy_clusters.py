@@ -13,6 +13,8 @@ EnvoyConfig: TypeAlias = dict[str, Any]
 """A piece of Envoy's configuration, as its JSON form."""
 
 PICKER_CLUSTER = "picker"
+REWRITE_CLUSTER = "rewriter"
+"""The picker's other door, which speaks gRPC."""
 ADMIN_CLUSTER = "admin"
 
 MANY = 1_000_000
@@ -27,6 +29,7 @@ def clusters(settings: RouterSettings, folder: Path) -> list[EnvoyConfig]:
     return [
         engines_cluster(settings, folder),
         _local_cluster(PICKER_CLUSTER, settings.decision_host, settings.decision_port),
+        _local_cluster(REWRITE_CLUSTER, settings.decision_host, settings.rewrite_port, grpc=True),
         _local_cluster(ADMIN_CLUSTER, settings.admin_host, settings.admin_port),
     ]
 
@@ -65,7 +68,7 @@ def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
                 "keepalive_interval": 10,
             }
         },
-        "typed_extension_protocol_options": _http1(idle_timeout=f"{ENGINE_KEEP_ALIVE_S}s"),
+        "typed_extension_protocol_options": _protocol(f"{ENGINE_KEEP_ALIVE_S}s", "http"),
     }
 
 
@@ -104,7 +107,7 @@ def _health_check(settings: RouterSettings) -> EnvoyConfig:
     }
 
 
-def _local_cluster(name: str, host: str, port: int) -> EnvoyConfig:
+def _local_cluster(name: str, host: str, port: int, *, grpc: bool = False) -> EnvoyConfig:
     endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
     return {
         "name": name,
@@ -115,16 +118,16 @@ def _local_cluster(name: str, host: str, port: int) -> EnvoyConfig:
             "cluster_name": name,
             "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
         },
-        "typed_extension_protocol_options": _http1(idle_timeout="60s"),
+        "typed_extension_protocol_options": _protocol("60s", "http2" if grpc else "http"),
     }
 
 
-def _http1(idle_timeout: str) -> EnvoyConfig:
+def _protocol(idle_timeout: str, version: str) -> EnvoyConfig:
     return {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
             "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
             "common_http_protocol_options": {"idle_timeout": idle_timeout},
-            "explicit_http_config": {"http_protocol_options": {}},
+            "explicit_http_config": {f"{version}_protocol_options": {}},
         }
     }
 

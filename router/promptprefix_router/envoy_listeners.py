@@ -6,7 +6,13 @@ import json
 
 from promptprefix_router.endpoints_file import ENGINES_CLUSTER
 from promptprefix_router.envoy_clusters import ADMIN_CLUSTER, PICKER_CLUSTER, EnvoyConfig
-from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
+from promptprefix_router.envoy_rewriting import rewrite_filter, rewrite_routes
+from promptprefix_router.header_names import (
+    DECISION_HEADER,
+    DESTINATION_HEADER,
+    PREFIX_HEADER,
+    REWRITE_HEADER,
+)
 from promptprefix_router.settings import RouterSettings
 
 PICKED_PATHS = (
@@ -22,7 +28,7 @@ PICKED_PATHS = (
 PLAIN_PATHS = ("/v1/models",)
 """Paths that any engine answers; the picker is not asked."""
 
-INTERNAL_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-")
+INTERNAL_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", REWRITE_HEADER)
 """Headers that steer Envoy or the choice of a pod. Clients have no say in them."""
 
 _TYPE = "type.googleapis.com/envoy.extensions"
@@ -47,7 +53,7 @@ def client_listener(settings: RouterSettings) -> EnvoyConfig:
         "common_http_protocol_options": {"idle_timeout": f"{settings.idle_timeout_s}s"},
         "server_header_transformation": "PASS_THROUGH",
         "local_reply_config": _json_errors(),
-        "http_filters": [_ask_picker(settings), _router()],
+        "http_filters": [_ask_picker(settings), rewrite_filter(settings), _router()],
     }
     return _listener("clients", settings.listen_host, settings.listen_port, manager)
 
@@ -78,7 +84,7 @@ def _client_routes() -> list[EnvoyConfig]:
         "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
         **_without_picker(),
     }
-    return [*picked, *plain, health, _not_found()]
+    return [*rewrite_routes(_to_engines()), *picked, *plain, health, _not_found()]
 
 
 def _to_engines() -> EnvoyConfig:
@@ -136,6 +142,8 @@ def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
             "@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
             "failure_mode_allow": True,
+            # A mark for a rewritten body leads to a route of its own.
+            "clear_route_cache": True,
             "allowed_headers": {"patterns": [{"exact": PREFIX_HEADER}]},
             # The picker needs no credentials, so it never sees them.
             "disallowed_headers": {"patterns": [{"exact": "authorization"}]},
@@ -151,7 +159,9 @@ def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
                     "timeout": f"{settings.decision_timeout_ms / 1000:g}s",
                 },
                 "authorization_response": {
-                    "allowed_upstream_headers": {"patterns": [{"exact": DESTINATION_HEADER}]},
+                    "allowed_upstream_headers": {
+                        "patterns": [{"exact": DESTINATION_HEADER}, {"exact": REWRITE_HEADER}]
+                    },
                     "allowed_client_headers_on_success": {"patterns": [{"exact": DECISION_HEADER}]},
                 },
             },

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from promptprefix_router.decision import Decision
-from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
+from promptprefix_router.header_names import (
+    DECISION_HEADER,
+    DESTINATION_HEADER,
+    PREFIX_HEADER,
+    REWRITE_HEADER,
+)
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.matching import Question
 from promptprefix_router.picker import Picker
@@ -44,4 +49,6 @@ def _response(decision: Decision) -> HttpResponse:
     headers = [(DECISION_HEADER, decision.summary)]
     if decision.endpoint is not None:
         headers.append((DESTINATION_HEADER, decision.destination))
+    if decision.rewriting is not None:
+        headers.append((REWRITE_HEADER, decision.rewriting.manner))
     return HttpResponse(200, tuple(headers))

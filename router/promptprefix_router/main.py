@@ -32,11 +32,15 @@ from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.rewrite_door import RewriteDoor
+from promptprefix_router.rewriting import Rewriter
 from promptprefix_router.route_keeper import RouteKeeper
 from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.settings import RouterSettings
 
 BAD_USAGE = 2
+REWRITE_GRACE_S = 1.0
+"""How long a stopping picker works on bodies that it was handed."""
 BODY_SLACK = 65_536
 """Envoy may show a little more of a body than it was asked to."""
 
@@ -75,7 +79,8 @@ async def serve(settings: RouterSettings) -> None:
         memo, time.monotonic, pool_known=lambda: not file.empty, counted=lambda: len(tally)
     )
     ledger = LoadLedger()
-    picker = Picker(Matcher(memo), Chooser(ledger), tally, metrics, time.perf_counter)
+    rewriter = Rewriter(lambda _digest: None, settings.memo_entries)
+    picker = Picker(Matcher(memo), Chooser(ledger), tally, metrics, time.perf_counter, rewriter)
     keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
@@ -100,6 +105,8 @@ async def serve(settings: RouterSettings) -> None:
         settings.decision_port,
         settings.max_request_bytes + BODY_SLACK,
     )
+    rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes)
+    await rewrites.start(settings.decision_host, settings.rewrite_port)
     exposition = await open_door(
         metrics.answer, settings.metrics_host, settings.metrics_port, public=True
     )
@@ -119,6 +126,7 @@ async def serve(settings: RouterSettings) -> None:
     finally:
         # Envoy's idle connections end with the process: an answer is never half given.
         decisions.close()
+        await rewrites.stop(REWRITE_GRACE_S)
         exposition.close()
 
 

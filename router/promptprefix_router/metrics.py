@@ -23,6 +23,7 @@ from promptprefix_router.decision import COMMAND, Decision
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.matching import MatchKind
 from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.rewriting import RewriteResult
 from promptprefix_router.routes import Routes
 
 _NAMESPACE = "promptprefix_router"
@@ -74,6 +75,11 @@ class RouterMetrics:
             registry=self.registry,
         )
         self._endpoints = self._gauge("endpoints", "Endpoints of the pool.", "state")
+        self._rewrites = self._counter(
+            "rewrites", "Requests whose prefix has them rewritten, by what came of it.", "result"
+        )
+        for result in RewriteResult:
+            self._rewrites.labels(result)
         self._prefixes = self._gauge("prefixes", "Declared prefixes in the route table.")
         self._syncs = self._counter(
             "route_syncs", "Answers and failures of the operator's route table.", "result"
@@ -98,6 +104,10 @@ class RouterMetrics:
         """Count one decision."""
         self._decisions.labels(decision.match or COMMAND, decision.outcome).inc()
         self._seconds.observe(seconds)
+
+    def rewrote(self, result: RewriteResult) -> None:
+        """Count one request whose prefix has its requests rewritten."""
+        self._rewrites.labels(result).inc()
 
     def published(self, routes: Routes) -> None:
         """Show the size of a new route table."""

@@ -10,6 +10,7 @@ from promptprefix_router.decision import COMMAND_REFUSED, Decision
 from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Matcher, Question
 from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.rewriting import Rewriter, Rewriting, narrowed
 from promptprefix_router.routes import Routes
 
 
@@ -23,9 +24,11 @@ class Picker:
         tally: MatchTally,
         metrics: RouterMetrics,
         clock: Callable[[], float],
+        rewriter: Rewriter | None = None,
     ) -> None:
         self._matcher = matcher
         self._chooser = chooser
+        self._rewriter = Rewriter.without_texts() if rewriter is None else rewriter
         self._tally = tally
         self._metrics = metrics
         self._clock = clock
@@ -40,6 +43,7 @@ class Picker:
         """Decide by ``routes`` from now on."""
         self._routes = routes
         self._chooser.retain(routes)
+        self._rewriter.retain(routes.contents)
         self._tally.retain(routes.ids)
 
     def decide(self, question: Question) -> Decision:
@@ -49,10 +53,24 @@ class Picker:
         self._metrics.decided(decision, self._clock() - started)
         return decision
 
+    def rewriting(self, question: Question) -> Rewriting | None:
+        """Return how a request that was decided upon is changed; None if it isn't."""
+        match = self._matcher.match(question, self._routes)
+        return self._rewriter.plan(question, match).rewriting
+
     def _decision(self, question: Question) -> Decision:
         if carries_command(question.body):
             return COMMAND_REFUSED
         match = self._matcher.match(question, self._routes)
         self._tally.note(match.ids)
-        choice = self._chooser.choose(self._routes, question, match)
-        return Decision(choice.outcome, match.kind, choice.endpoint, choice.fallbacks)
+        plan = self._rewriter.plan(question, match)
+        if plan.result is not None:
+            self._metrics.rewrote(plan.result)
+        choice = self._chooser.choose(self._routes, question, narrowed(match, plan))
+        return Decision(
+            choice.outcome,
+            match.kind,
+            choice.endpoint,
+            choice.fallbacks,
+            rewriting=plan.rewriting,
+        )

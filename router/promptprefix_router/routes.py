@@ -63,6 +63,12 @@ class Routes:
         every = (prefix.id for versions in self._by_name.values() for prefix in versions)
         return frozenset(id_ for id_ in every if id_)
 
+    @property
+    def contents(self) -> frozenset[str]:
+        """Content digests of the declared texts."""
+        every = (prefix for versions in self._by_name.values() for prefix in versions)
+        return frozenset(prefix.content_digest for prefix in every)
+
     def named(self, name: str, model: str | None) -> tuple[RoutePrefix, ...]:
         """Return the versions of the prefix ``name``, for ``model`` unless that is unknown."""
         versions = self._by_name.get(name, ())

@@ -36,6 +36,8 @@ class RouterSettings(BaseSettings):
 
     decision_host: str = "127.0.0.1"
     decision_port: Port = 9002
+    rewrite_port: Port = 9003
+    """Where Envoy hands over the bodies that are to be changed; at `decision_host`."""
     decision_timeout_ms: int = Field(default=200, ge=1, le=10_000)
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet dial in
     metrics_port: Port = 9090
