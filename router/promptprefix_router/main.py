@@ -9,7 +9,8 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -34,6 +35,7 @@ from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.rewrite_door import RewriteDoor
 from promptprefix_router.rewriting import Rewriter
+from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.route_keeper import RouteKeeper
 from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.settings import RouterSettings
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
     memo = FingerprintMemo(settings.memo_entries)
-    file = EndpointsFile(settings.envoy_dir)
+    file = PoolMemory() if settings.door == "gateway" else EndpointsFile(settings.envoy_dir)
     tally = MatchTally(time.time)
     metrics = RouterMetrics(
         memo, time.monotonic, pool_known=lambda: not file.empty, counted=lambda: len(tally)
@@ -99,6 +101,33 @@ async def serve(settings: RouterSettings) -> None:
         time.monotonic,
     )
     stop = _stop_signal()
+    open_chosen = _gateway_door if settings.door == "gateway" else _standalone_door
+    exposition = await open_door(
+        metrics.answer, settings.metrics_host, settings.metrics_port, public=True
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(work) for work in (watcher.run(), reporter.run())]
+            async with open_chosen(settings, picker, ledger, metrics) as work:
+                running.append(tasks.create_task(work))
+                structlog.get_logger("picker").info(
+                    "ready", tenant=settings.tenant, door=settings.door
+                )
+                # What lives for ever need not be looked at by each collection.
+                gc.freeze()
+                await stop.wait()
+            for task in running:
+                task.cancel()
+        await reporter.farewell()
+    finally:
+        exposition.close()
+
+
+@asynccontextmanager
+async def _standalone_door(
+    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
+) -> AsyncIterator[Coroutine[None, None, None]]:
+    """Answer the Envoy beside the picker; give the work of reading its load."""
     decisions = await open_door(
         ExtAuthz(picker, settings.max_request_bytes).answer,
         settings.decision_host,
@@ -107,27 +136,28 @@ async def serve(settings: RouterSettings) -> None:
     )
     rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes)
     await rewrites.start(settings.decision_host, settings.rewrite_port)
-    exposition = await open_door(
-        metrics.answer, settings.metrics_host, settings.metrics_port, public=True
-    )
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
-    reader = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
-    structlog.get_logger("picker").info("ready", tenant=settings.tenant)
-    # What lives for ever need not be looked at by each collection.
-    gc.freeze()
     try:
-        async with admin, asyncio.TaskGroup() as tasks:
-            works = (watcher.run(), reporter.run(), reader.run())
-            running = [tasks.create_task(work) for work in works]
-            await stop.wait()
-            for task in running:
-                task.cancel()
-        await reporter.farewell()
+        async with admin:
+            yield LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000).run()
     finally:
         # Envoy's idle connections end with the process: an answer is never half given.
         decisions.close()
         await rewrites.stop(REWRITE_GRACE_S)
-        exposition.close()
+
+
+@asynccontextmanager
+async def _gateway_door(
+    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
+) -> AsyncIterator[Coroutine[None, None, None]]:
+    """Answer gateways; give the work of telling them of the picker's health."""
+    # Its libraries cost memory, so they are loaded only where they serve.
+    from promptprefix_router.gateway_server import GatewayServer
+
+    server = GatewayServer(settings, picker, ledger, metrics)
+    await server.start()
+    yield server.health.run()
+    await server.stop()
 
 
 def _stop_signal() -> asyncio.Event:

@@ -132,18 +132,20 @@ class RouterMetrics:
         """Count one reading of Envoy's load; ``result`` is a fixed word."""
         self._readings.labels(result).inc()
 
-    def answer(self, request: HttpRequest) -> HttpResponse:
-        """Serve ``/metrics``, ``/healthz`` and ``/readyz``.
+    @property
+    def ready(self) -> bool:
+        """Whether the operator has sent a route table, or an earlier picker left Envoy a pool."""
+        return math.isfinite(self._confirmed_at) or self._pool_known()
 
-        Ready: the operator has sent a route table, or an earlier picker left Envoy a pool.
-        """
+    def answer(self, request: HttpRequest) -> HttpResponse:
+        """Serve ``/metrics``, ``/healthz`` and ``/readyz``."""
         if request.path == "/metrics":
             headers = (("content-type", CONTENT_TYPE_LATEST),)
             return HttpResponse(200, headers, generate_latest(self.registry))
         if request.path == "/healthz":
             return HttpResponse(200, (("content-type", "text/plain"),), b"ok\n")
         if request.path == "/readyz":
-            if math.isfinite(self._confirmed_at) or self._pool_known():
+            if self.ready:
                 return HttpResponse(200, (("content-type", "text/plain"),), b"ok\n")
             return HttpResponse(503, (("content-type", "text/plain"),), b"no route table yet\n")
         return HttpResponse(404)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import structlog
 
 from promptprefix.wire import RouteTable
-from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.routes import Routes
+from promptprefix_router.routes import Endpoint, Routes
 
 EMPTY_GRACE_S = 60.0
 """How long an empty pool must last before it replaces one with endpoints.
@@ -20,13 +20,24 @@ serves nobody, so waiting costs nothing.
 """
 
 
+class PublishedPool(Protocol):
+    """Where the endpoints in force are kept."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are none."""
+
+    def write(self, endpoints: Iterable[Endpoint]) -> bool:
+        """Put ``endpoints`` in force; return whether they changed. Raises `OSError`."""
+
+
 class RouteKeeper:
     """Holds the last known state; an empty pool replaces it only after a while."""
 
     def __init__(
         self,
         picker: Picker,
-        file: EndpointsFile,
+        file: PublishedPool,
         metrics: RouterMetrics,
         tenant: str,
         clock: Callable[[], float],

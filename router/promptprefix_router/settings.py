@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -38,6 +38,17 @@ class RouterSettings(BaseSettings):
     decision_port: Port = 9002
     rewrite_port: Port = 9003
     """Where Envoy hands over the bodies that are to be changed; at `decision_host`."""
+    door: Literal["standalone", "gateway"] = "standalone"
+    """Who asks: an Envoy beside the picker, or any gateway with InferencePool (``ext_proc``)."""
+    gateway_host: str = "0.0.0.0"  # noqa: S104 - gateways of the cluster dial in
+    gateway_port: Port = 9002
+    gateway_tls: Literal["self-signed", "files", "mutual", "off"] = "self-signed"
+    """A certificate made at the start, a mounted one, a mounted one and the clients' too, none."""
+    gateway_tls_dir: Path = Path("/run/promptprefix/gateway-tls")
+    """Folder with ``tls.crt`` and ``tls.key``; for ``mutual`` also the clients' ``ca.crt``."""
+    gateway_drain_s: float = Field(default=20.0, ge=0, le=3600)
+    """How long a stopping picker waits for exchanges that a gateway can't finish without it."""
+
     decision_timeout_ms: int = Field(default=200, ge=1, le=10_000)
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet dial in
     metrics_port: Port = 9090

@@ -1,0 +1,80 @@
+"""The picker as a gateway needs it: every request gets an endpoint of the pool or a refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from promptprefix.shapes import SHAPES
+from promptprefix_router.decision import Decision, Refusal
+from promptprefix_router.matching import Question
+from promptprefix_router.open_requests import OpenRequests
+from promptprefix_router.picker import Picker
+from promptprefix_router.routes import Endpoint
+
+NO_ENDPOINT = Refusal(
+    503,
+    json.dumps(
+        {
+            "error": {
+                "message": "No ready endpoint can take this request.",
+                "type": "service_unavailable_error",
+                "param": None,
+                "code": "no_ready_endpoint",
+            }
+        }
+    ).encode(),
+)
+
+
+class GatewayPicker:
+    """Decides for the gateway door. ``requests`` counts what is open on each endpoint."""
+
+    def __init__(self, picker: Picker, requests: OpenRequests) -> None:
+        self._picker = picker
+        self._requests = requests
+
+    def resolves(self, name: str) -> bool:
+        """Return whether the prefix ``name`` decides without the body.
+
+        A salted prefix does not: the salt is in the body.
+        """
+        return any(not prefix.salt for prefix in self._picker.routes.named(name, None))
+
+    def decide(self, question: Question) -> Decision:
+        """Return the decision; one without a refusal has an endpoint."""
+        routes = self._picker.routes
+        allowed = _allowed(routes.endpoints, question.subset)
+        asked = replace(question, path=api_path(question.path), subset=allowed)
+        decision = self._picker.decide(asked)
+        if decision.refusal is not None or decision.endpoint is not None:
+            return decision
+        # A gateway has no choice of its own; an engine says best what it does not serve.
+        ready = [
+            endpoint
+            for endpoint in routes.endpoints
+            if endpoint.ready and (allowed is None or endpoint.address in allowed)
+        ]
+        if not ready:
+            return replace(decision, refusal=NO_ENDPOINT)
+        return replace(decision, endpoint=min(ready, key=self._requests.rank))
+
+
+def api_path(path: str) -> str:
+    """Return the path of a known API that ``path`` ends with, else ``path``.
+
+    A gateway may serve a pool under a path of its own and cut it off behind this door.
+    """
+    return next((known for known in SHAPES if path.endswith(known)), path)
+
+
+def _allowed(endpoints: Sequence[Endpoint], subset: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the addresses that a gateway's hint allows; it may leave out the port."""
+    if subset is None:
+        return None
+    return frozenset(
+        endpoint.address
+        for endpoint in endpoints
+        if endpoint.address in subset or endpoint.host in subset
+    )

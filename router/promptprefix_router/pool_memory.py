@@ -1,0 +1,26 @@
+"""The published pool where no Envoy reads it from a file: it is only remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from promptprefix_router.routes import Endpoint
+
+
+class PoolMemory:
+    """Knows the endpoints in force; stands where an Envoy's file stands in the other door."""
+
+    def __init__(self) -> None:
+        self._addresses: frozenset[str] = frozenset()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no endpoint is in force."""
+        return not self._addresses
+
+    def write(self, endpoints: Iterable[Endpoint]) -> bool:
+        """Put ``endpoints`` in force; return whether they changed."""
+        addresses = frozenset(endpoint.address for endpoint in endpoints)
+        changed = addresses != self._addresses
+        self._addresses = addresses
+        return changed
