@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
+from e2e.router.gateway_stack import GatewayStack
 from e2e.router.samples import pool, prefix
 from e2e.router.stack import RouterStack, public_folder
 
@@ -37,4 +38,30 @@ async def stack(whole_stack: RouterStack) -> AsyncIterator[RouterStack]:
     await whole_stack.publish((prefix(),), pool(whole_stack.engines, warm="b"))
     yield whole_stack
     for engine in whole_stack.engines:
+        engine.hold.set()
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def whole_gateway() -> AsyncIterator[GatewayStack]:
+    """Start a picker with its gateway door, and an Envoy that stands for a gateway."""
+    async with AsyncExitStack() as closing:
+        folder = closing.enter_context(public_folder())
+        control = await FakeControl(folder).start()
+        closing.push_async_callback(control.stop)
+        engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
+        for engine in engines:
+            closing.push_async_callback(engine.stop)
+        gateway = GatewayStack(folder, control, engines)
+        closing.push_async_callback(gateway.stop)
+        yield await gateway.start()
+
+
+@pytest_asyncio.fixture(loop_scope="package")
+async def gateway(whole_gateway: GatewayStack) -> AsyncIterator[GatewayStack]:
+    """Give the gateway with its default table: three ready engines, ``b`` warm."""
+    for engine in whole_gateway.engines:
+        engine.seen.clear()
+    await whole_gateway.publish((prefix(),), pool(whole_gateway.engines, warm="b"))
+    yield whole_gateway
+    for engine in whole_gateway.engines:
         engine.hold.set()

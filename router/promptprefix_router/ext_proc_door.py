@@ -33,7 +33,7 @@ class ExtProcDoor:
         requests: OpenRequests,
         budget: HoldBudget,
         limit: int,
-        patience_s: float = BODY_PATIENCE_S,
+        patience_s: float,
     ) -> None:
         self._picker = picker
         self._requests = requests

@@ -116,11 +116,8 @@ class Exchange:
             return self._on_request_body(event)
         if isinstance(event, RequestTrailers):
             return self._on_request_trailers()
-        if self._phase is not _Phase.STEERED:
-            raise ProtocolError("a response before the request was answered")
         if isinstance(event, ResponseHead):
-            self.served = event.served
-            return (ResponseHeadAnswer(self.decision.summary if self.decision else None),)
+            return self._on_response_head(event)
         if isinstance(event, ResponseBody):
             return self._on_response_body(event)
         return (ResponseTrailersAnswer(),)
@@ -145,6 +142,9 @@ class Exchange:
         return ()
 
     def _on_request_body(self, event: RequestBody) -> Sequence[Answer]:
+        if self._request_ended and self._modes.request is _FULL_DUPLEX:
+            # Envoy from 1.35 may show the end of a long body twice (its issue 46237).
+            return ()
         self._request_ended = event.end_of_stream
         if self._phase is _Phase.HOLDING:
             return self._hold(event)
@@ -163,6 +163,14 @@ class Exchange:
         self._request_ended = True
         released = self._release(b"", end_of_stream=False, partial=False) if self.holding else ()
         return released if self.refused else (*released, RequestTrailersAnswer())
+
+    def _on_response_head(self, event: ResponseHead) -> Sequence[Answer]:
+        if self._phase is not _Phase.STEERED:
+            # The gateway answers by itself: a body too large for it, or a client too slow.
+            self.close()
+            self._phase = _Phase.STEERED
+        self.served = event.served
+        return (ResponseHeadAnswer(self.decision.summary if self.decision else None),)
 
     def _on_response_body(self, event: ResponseBody) -> Sequence[Answer]:
         if self._modes.response is not _FULL_DUPLEX:
@@ -198,15 +206,16 @@ class Exchange:
         return answer(Steering(decision.destination, head.forged))
 
     def _answer_head(self, steering: Steering | None) -> RequestHeadAnswer:
-        """Answer the headers, and ask to be spared what the rest does not need."""
-        if self._head.modes is None:
+        """Answer the headers, and ask to be spared what the rest does not need.
+
+        A full-duplex body is on its way already and must be given back.
+        """
+        modes = self._head.modes
+        if modes is None or modes.request is _FULL_DUPLEX:
             return RequestHeadAnswer(steering)
-        request = self._modes.request
-        if steering is not None and request is not _FULL_DUPLEX:
-            # A full-duplex body is on its way already and must be given back.
-            request = BodyMode.NONE
+        request = modes.request if steering is None else BodyMode.NONE
         wanted = BodyModes(request, BodyMode.NONE)
-        return RequestHeadAnswer(steering, None if wanted == self._modes else wanted)
+        return RequestHeadAnswer(steering, None if wanted == modes else wanted)
 
 
 def _request_pieces(body: bytes, end_of_stream: bool) -> Sequence[Answer]:
@@ -216,7 +225,7 @@ def _request_pieces(body: bytes, end_of_stream: bool) -> Sequence[Answer]:
 def _cut(body: bytes, end_of_stream: bool) -> Sequence[tuple[bytes, bool]]:
     """Return ``body`` in parts, and with each whether it is the last; an end may come alone."""
     if len(body) <= PIECE_BYTES:
-        return ((body, end_of_stream),)
+        return ((body, end_of_stream),) if body or end_of_stream else ()
     return [
         (body[start : start + PIECE_BYTES], end_of_stream and start + PIECE_BYTES >= len(body))
         for start in range(0, len(body), PIECE_BYTES)

@@ -58,7 +58,7 @@ class GatewayPicker:
         ]
         if not ready:
             return replace(decision, refusal=NO_ENDPOINT)
-        return replace(decision, endpoint=min(ready, key=self._requests.rank))
+        return replace(decision, endpoint=self._requests.pick(ready))
 
 
 def api_path(path: str) -> str:

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from promptprefix_router.ext_proc_door import ExtProcDoor
+from promptprefix_router.ext_proc_door import BODY_PATIENCE_S, ExtProcDoor
 from promptprefix_router.gateway_health import GatewayHealth
 from promptprefix_router.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway_picker import GatewayPicker
@@ -50,12 +50,17 @@ class GatewayServer:
         picker: Picker,
         ledger: LoadLedger,
         metrics: RouterMetrics,
+        patience_s: float = BODY_PATIENCE_S,
     ) -> None:
         self._settings = settings
         requests = OpenRequests(ledger)
         budget = HoldBudget(HELD_BODIES * settings.max_request_bytes)
         self._door = ExtProcDoor(
-            GatewayPicker(picker, requests), requests, budget, settings.max_request_bytes
+            GatewayPicker(picker, requests),
+            requests,
+            budget,
+            settings.max_request_bytes,
+            patience_s,
         )
         self._metrics = GatewayMetrics(
             metrics.registry, lambda: self._door.open, lambda: budget.held

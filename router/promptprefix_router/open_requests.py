@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from promptprefix_router.load import LoadLedger, LoadReading
 from promptprefix_router.routes import Endpoint
@@ -30,9 +31,11 @@ class OpenRequests:
         if not self._open[address]:
             del self._open[address]
 
-    def rank(self, endpoint: Endpoint) -> tuple[int, int]:
-        """Return the ledger's sort key: least loaded first."""
-        return self._ledger.rank(endpoint.address)
+    def pick(self, endpoints: Sequence[Endpoint]) -> Endpoint:
+        """Return the least loaded of ``endpoints``, at least one."""
+        best = min(endpoints, key=lambda endpoint: self._ledger.rank(endpoint.address))
+        self._ledger.pick(best.address)
+        return best
 
     def _tell(self) -> None:
         # The picker has counted the pick itself; here it becomes part of the reading.
