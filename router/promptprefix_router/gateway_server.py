@@ -90,10 +90,12 @@ class GatewayServer:
 
     async def stop(self) -> None:
         """End without a lost request: first say so, then hand every exchange back."""
+        drain_s = self._settings.gateway_drain_s
+        notice_s = min(NOTICE_S, drain_s / 2)
         await self.health.leave()
-        await asyncio.sleep(min(NOTICE_S, self._settings.gateway_drain_s))
+        await asyncio.sleep(notice_s)
         self._door.drain()
-        await self._server.stop(self._settings.gateway_drain_s)
+        await self._server.stop(drain_s - notice_s)
         structlog.get_logger("gateway").info("door closed", cut=self._door.open)
 
     def _credentials(self) -> grpc.ServerCredentials | None:

@@ -47,7 +47,7 @@ class RouterSettings(BaseSettings):
     gateway_tls_dir: Path = Path("/run/promptprefix/gateway-tls")
     """Folder with ``tls.crt`` and ``tls.key``; for ``mutual`` also the clients' ``ca.crt``."""
     gateway_drain_s: float = Field(default=20.0, ge=0, le=3600)
-    """How long a stopping picker waits for exchanges that a gateway can't finish without it."""
+    """How long a stopping picker may take, for exchanges that a gateway can't finish alone."""
 
     decision_timeout_ms: int = Field(default=200, ge=1, le=10_000)
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet dial in

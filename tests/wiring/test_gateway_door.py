@@ -25,7 +25,8 @@ from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingR
 from promptprefix_router.gateway_server import GatewayServer
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher
+from promptprefix_router.matching import Matcher
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.routes import Routes

@@ -13,7 +13,8 @@ from promptprefix_router.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway_picker import GatewayPicker, api_path
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo, Matcher, Question
+from promptprefix_router.matching import Matcher, Question
+from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.open_requests import OpenRequests
 from promptprefix_router.picker import Picker
