@@ -233,11 +233,16 @@ class RouteEndpoint(Wire):
 
 
 class RouteTable(Wire):
-    """Everything the router needs, whole."""
+    """Everything the router needs, whole.
+
+    Of the namespaces that are ``unknown`` nothing is in it: this leader could not read them yet.
+    What a router knows of them stays in force.
+    """
 
     revision: Revision
     prefixes: tuple[RoutePrefix, ...]
     endpoints: tuple[RouteEndpoint, ...]
+    unknown: tuple[str, ...] = ()
 
 
 class Match(Wire):

@@ -47,7 +47,10 @@ log = structlog.get_logger(__name__)
 
 
 class Controller:
-    """Keeps the published plan up to date."""
+    """Keeps the published plan up to date.
+
+    ``unknown`` names the namespaces that could not be read yet.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Controller:
         limits: Mapping[str, Limits] | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salted: SaltedRoutes | None = None,
+        unknown: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._cluster = cluster
         self._sidecars = sidecars
@@ -87,6 +91,7 @@ class Controller:
         self._limits: Mapping[str, Limits] = limits or {}
         self._retention = retention
         self._salted: SaltedRoutes = salted or (lambda routes, _: routes)
+        self._unknown = unknown
         self._settled_at = clock() + reconnect_seconds
         self._wake_at: datetime | None = None
         self._passed: float | None = None
@@ -179,7 +184,7 @@ class Controller:
         )
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)
-        self._publication.publish(replace(made, prefixes=routes))
+        self._publication.publish(replace(made, prefixes=routes), self._unknown())
 
     def _awaited(self, settling: bool) -> frozenset[str]:
         """Return the namespaces where a pod may hold what it does not report just now."""

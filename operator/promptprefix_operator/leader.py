@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -114,9 +114,10 @@ def assemble(
     known = _known(settings, term)
     metrics.matched_versions.set_function(lambda: len(known.matches))
     events = Events(api, metrics, utc_now, settings.identity)
-    controller = _controller(settings, known, metrics, SILENCE_S if after_silence else RECONNECT_S)
     cluster, publication = known.cluster, known.publication
     watches = _watches(settings, api, cluster, publication, metrics, login, known.wake.set)
+    reconnect_seconds = SILENCE_S if after_silence else RECONNECT_S
+    controller = _controller(settings, known, metrics, watches.values(), reconnect_seconds)
     metrics.watch_uninjected(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
     )
@@ -182,7 +183,11 @@ def _known(settings: Settings, term: int) -> _Known:
 
 
 def _controller(
-    settings: Settings, known: _Known, metrics: Metrics, reconnect_seconds: float
+    settings: Settings,
+    known: _Known,
+    metrics: Metrics,
+    watches: Collection[NamespaceWatch],
+    reconnect_seconds: float,
 ) -> Controller:
     return Controller(
         cluster=known.cluster,
@@ -202,6 +207,7 @@ def _controller(
         limits=settings.namespace_limits,
         retention=settings.retention,
         salted=known.salts.routed,
+        unknown=lambda: [watch.namespace for watch in watches if watch.unknown],
     )
 
 

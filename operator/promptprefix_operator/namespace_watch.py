@@ -74,6 +74,11 @@ class NamespaceWatch:
         """
         return self._planned_from is not None and self._publication.passes >= self._planned_from
 
+    @property
+    def unknown(self) -> bool:
+        """Whether a plan that is made now knows nothing of what is in the namespace."""
+        return self._planned_from is None
+
     async def run(self, stop: Callable[[], None]) -> None:
         """Read and watch, for ever. ``stop`` is called by the signals that end the process."""
         backoff = Backoff()

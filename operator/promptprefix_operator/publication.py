@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from promptprefix.fleet import Sidecar
@@ -76,16 +76,23 @@ class Publication:
             told = self._sets[pod_uid] = replace(told, open=told.ids)
         return Sidecar(state, told.open, told.resting)
 
-    def publish(self, plan: Plan) -> None:
-        """Publish a plan and wake everybody who waits for one."""
+    def publish(self, plan: Plan, unknown: Iterable[str] = ()) -> None:
+        """Publish a plan and wake everybody who waits for one.
+
+        Of the namespaces that are ``unknown`` it says nothing.
+        """
         for uid in self._sets.keys() - plan.desired.keys():
             del self._sets[uid]
         for uid, placements in plan.desired.items():
             self._publish_set(uid, placements)
-        same = (self._routes.prefixes, self._routes.endpoints) == (plan.prefixes, plan.endpoints)
-        if not same or self.passes == 0:
+        before, blank = self._routes, tuple(sorted(unknown))
+        told = (before.prefixes, before.endpoints, before.unknown)
+        if told != (plan.prefixes, plan.endpoints, blank) or self.passes == 0:
             self._routes = RouteTable(
-                revision=self._next(), prefixes=plan.prefixes, endpoints=plan.endpoints
+                revision=self._next(),
+                prefixes=plan.prefixes,
+                endpoints=plan.endpoints,
+                unknown=blank,
             )
             self._routed = frozenset(each.content_digest for each in plan.prefixes)
         self.passes += 1

@@ -32,7 +32,10 @@ class PublishedPool(Protocol):
 
 
 class RouteKeeper:
-    """Holds the last known state; an empty pool replaces it only after a while."""
+    """Holds the last known state; an empty pool replaces it only after a while.
+
+    Where the operator can't read the namespace it stays for as long as that lasts.
+    """
 
     def __init__(
         self,
@@ -49,10 +52,15 @@ class RouteKeeper:
         self._clock = clock
         self._held: Routes | None = None
         self._held_since = 0.0
+        self._unknown = False
         self._log = structlog.get_logger("routes")
 
     def accept(self, table: RouteTable) -> None:
         """Take a table that the operator sent. Raises `OSError` if it can't be published."""
+        if self._tenant in table.unknown:
+            self._know_nothing()
+            return
+        self._unknown = False
         routes = Routes.from_table(table, self._tenant)
         if routes.endpoints or self._file.empty:
             self._publish(routes)
@@ -65,9 +73,17 @@ class RouteKeeper:
 
     def confirm(self) -> None:
         """Note that the operator's table is unchanged. Raises `OSError` like `accept`."""
+        if self._unknown:
+            return
         if self._held is not None and self._clock() - self._held_since >= EMPTY_GRACE_S:
             self._publish(self._held)
         self._metrics.confirmed()
+
+    def _know_nothing(self) -> None:
+        """Keep what is in force, unconfirmed: its age tells how old it is."""
+        if not self._unknown:
+            self._log.warning("operator can't read the namespace, the last routes stay")
+        self._unknown, self._held = True, None
 
     def _publish(self, routes: Routes) -> None:
         changed = self._file.write(routes.endpoints)

@@ -95,11 +95,21 @@ async def test_a_status_waits_until_the_pods_are_read(api: ApiServer) -> None:
         while await counted(operator, PASSES) < 3:  # noqa: ASYNC110 - two more passes
             await asyncio.sleep(0.05)
         assert status_writes(api) == 0
+        assert (await routes(api, operator)).unknown == ("ml",)
         api.forbidden = ""
         async with polling(api, operator):
             await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+            table = await routes(api, operator)
+            assert table.unknown == ()
+            assert [each.pod for each in table.endpoints] == ["vllm-0"]
     events = [each.data for each in api if each.resource and each.resource.plural == "events"]
     assert "NoMatchingPods" not in {event["reason"] for event in events}
+
+
+async def routes(api: ApiServer, operator: Operator) -> RouteTable:
+    status, text = await Client(api, operator, "system/router").ask("GET", "/v1/routes")
+    assert status == 200, text
+    return RouteTable.model_validate_json(text)
 
 
 def status_writes(api: ApiServer) -> int:

@@ -48,6 +48,18 @@ def endpoint(ready: bool) -> RouteEndpoint:
     )
 
 
+def test_namespaces_that_nobody_could_read_are_told_apart_from_empty_ones() -> None:
+    publication = Publication(5)
+    publication.publish(planned(), {"b", "a"})
+    assert publication.routes.unknown == ("a", "b")
+    first = publication.routes.revision
+    publication.publish(planned(), ["b", "a"])
+    assert publication.routes.revision == first
+    publication.publish(planned())
+    assert publication.routes.unknown == ()
+    assert publication.routes.revision.number > first.number
+
+
 def test_a_revision_rises_only_with_its_content() -> None:
     publication = Publication(5)
     publication.publish(planned(endpoint(False), u0=("a",), u1=()))

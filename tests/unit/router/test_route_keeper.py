@@ -96,6 +96,25 @@ def test_endpoints_that_come_back_end_the_wait(stand: Stand) -> None:
     assert stand.known == ["10.0.0.2"]
 
 
+def test_what_the_operator_can_not_read_stays_and_grows_old(stand: Stand) -> None:
+    stand.keeper.accept(table(endpoint(1), prefixes=(prefix(),)))
+    blank = table().model_copy(update={"unknown": ("another", TENANT)})
+    stand.keeper.accept(table())
+    for _ in range(2):
+        stand.keeper.accept(blank)
+        stand.now += EMPTY_GRACE_S
+        stand.keeper.confirm()
+    assert stand.known == ["10.0.0.1"]
+    assert not stand.file.empty
+    assert stand.metric(f"route_table_age_seconds {2 * EMPTY_GRACE_S:.1f}")
+    stand.keeper.accept(table(endpoint(2)))
+    assert stand.known == ["10.0.0.2"]
+    stand.keeper.accept(blank.model_copy(update={"unknown": ("another",)}))
+    stand.now += EMPTY_GRACE_S
+    stand.keeper.confirm()
+    assert stand.known == []
+
+
 def test_an_empty_pool_does_not_wipe_the_file_of_a_former_run(stand: Stand) -> None:
     stand.keeper.accept(table(endpoint(1)))
     successor = Stand(stand.folder)
