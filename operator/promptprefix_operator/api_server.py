@@ -30,6 +30,8 @@ PatchType = Literal[
 _TIMEOUT_S = 15.0
 _MESSAGE_CHARS = 500
 _FORBIDDEN = 403
+_TOO_MANY = 429
+_SERVER_ERROR = 500
 _REMEDY = "the chart grants it: helm upgrade, or see the table of rights in operator/README.md"
 
 
@@ -39,6 +41,11 @@ class ApiError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def away(self) -> bool:
+        """Whether the API server gave no answer, or none to anybody."""
+        return self.status in (0, _TOO_MANY) or self.status >= _SERVER_ERROR
 
 
 class FencedError(ApiError):

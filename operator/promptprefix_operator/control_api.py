@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-import structlog
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
@@ -39,8 +38,6 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """A report of `MAX_REPORTED` placements has this room; who asks is known before it is read."""
 BODY_SECONDS = 15.0
 """A body must come within this time."""
-
-log = structlog.get_logger(__name__)
 
 Message = TypeVar("Message", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -260,7 +257,6 @@ class ControlApi:
         try:
             caller = await self._reviewer.review(token) if scheme.lower() == "bearer" else None
         except ApiError as error:
-            log.warning("token review failed", error=str(error))
             raise web.HTTPServiceUnavailable(
                 text="the token can't be checked just now", headers={"Retry-After": "2"}
             ) from error

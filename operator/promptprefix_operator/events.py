@@ -16,6 +16,7 @@ import structlog
 from promptprefix.resource import API_VERSION, KIND
 from promptprefix_operator.api_server import ApiError, ApiServer, Json
 from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.troubles import Troubles
 
 COMPONENT = "promptprefix-operator"
 MAX_WAITING = 2_048
@@ -63,15 +64,24 @@ def pod_subject(namespace: str, name: str, uid: str) -> Subject:
 
 
 class Events:
-    """Posts notices one after another. ``instance`` names this process."""
+    """Posts notices one after another. ``instance`` names this process.
+
+    ``clock`` is monotonic seconds.
+    """
 
     def __init__(
-        self, api: ApiServer, metrics: Metrics, now: Callable[[], datetime], instance: str
+        self,
+        api: ApiServer,
+        metrics: Metrics,
+        now: Callable[[], datetime],
+        clock: Callable[[], float],
+        instance: str,
     ) -> None:
         self._api = api
         self._metrics = metrics
         self._now = now
         self._instance = instance
+        self._troubles = Troubles(log, clock, "Events not posted", "Events are posted again")
         self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
 
     def post(self, notice: Notice) -> None:
@@ -93,14 +103,15 @@ class Events:
                 if error.status == _CONFLICT and notice.once:
                     continue
                 self._metrics.events.labels("failed").inc()
-                log.warning(
-                    "Event not posted",
+                self._troubles.failed(
+                    "",
+                    error,
                     namespace=subject.namespace,
                     object=subject.name,
                     reason=notice.reason,
-                    error=str(error),
                 )
             else:
+                self._troubles.worked("")
                 self._metrics.events.labels("posted").inc()
 
 

@@ -12,8 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import structlog
+
 from promptprefix.wire import AUDIENCE
-from promptprefix_operator.api_server import ApiServer
+from promptprefix_operator.api_server import ApiError, ApiServer, Json
+from promptprefix_operator.backoff import Pause
+from promptprefix_operator.troubles import Troubles
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 CACHE_SECONDS = 60.0
@@ -21,8 +25,12 @@ REFUSAL_SECONDS = 10.0
 MAX_CACHED = 2_048
 MAX_TOKEN_CHARS = 16_384
 _CONCURRENT_REVIEWS = 8
+MAX_PAUSE_SECONDS = 5.0
+"""While the API server is away a token is reviewed at least this often, for all that wait."""
 
 T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 _USERNAME = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
 _POD_NAME = "authentication.kubernetes.io/pod-name"
@@ -52,17 +60,21 @@ class TokenReviewer:
 
     Answers are kept under the token's hash for at most a minute and never beyond the token's
     expiry; refusals for ten seconds, apart, so that no flood of forged tokens displaces good ones.
-    ``clock`` is Unix time.
+    While the API
+    server is away it is asked seldom. ``wall`` is Unix time, ``clock`` monotonic seconds.
     """
 
     def __init__(
         self,
         api: ApiServer,
+        wall: Callable[[], float],
         clock: Callable[[], float],
         size: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._api = api
-        self._clock = clock
+        self._wall = wall
+        self._pause = Pause(clock, MAX_PAUSE_SECONDS)
+        self._troubles = Troubles(log, clock, "tokens not reviewed", "tokens are reviewed again")
         self._size = size
         self._callers: OrderedDict[bytes, tuple[float, Caller]] = OrderedDict()
         self._refusals: OrderedDict[bytes, float] = OrderedDict()
@@ -74,26 +86,38 @@ class TokenReviewer:
             return None
         key = hashlib.sha256(token.encode()).digest()
         known = self._callers.get(key)
-        if known is not None and self._clock() < known[0]:
+        if known is not None and self._wall() < known[0]:
             self._callers.move_to_end(key)
             return known[1]
-        if self._clock() < self._refusals.get(key, 0.0):
+        if self._wall() < self._refusals.get(key, 0.0):
             return None
         async with self._slots:
-            answer = await self._api.create(
-                TOKEN_REVIEWS,
-                {
-                    "apiVersion": "authentication.k8s.io/v1",
-                    "kind": "TokenReview",
-                    "spec": {"token": token, "audiences": [AUDIENCE]},
-                },
-            )
+            answer = await self._ask(token)
         caller = caller_of(answer)
         self._remember(key, token, caller)
         return caller
 
+    async def _ask(self, token: str) -> Json:
+        if self._pause.wait > 0:
+            raise ApiError(0, "the API server could not review a token a moment ago")
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        }
+        try:
+            answer = await self._api.create(TOKEN_REVIEWS, body)
+        except ApiError as error:
+            if error.away:
+                self._pause.failed()
+            self._troubles.failed("", error)
+            raise
+        self._pause.worked()
+        self._troubles.worked("")
+        return answer
+
     def _remember(self, key: bytes, token: str, caller: Caller | None) -> None:
-        now = self._clock()
+        now = self._wall()
         if caller is None:
             self._callers.pop(key, None)
             _put(self._refusals, key, now + REFUSAL_SECONDS)

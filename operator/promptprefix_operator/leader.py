@@ -113,7 +113,7 @@ def assemble(
     """
     known = _known(settings, term)
     metrics.matched_versions.set_function(lambda: len(known.matches))
-    events = Events(api, metrics, utc_now, settings.identity)
+    events = Events(api, metrics, utc_now, time.monotonic, settings.identity)
     cluster, publication = known.cluster, known.publication
     watches = _watches(settings, api, cluster, publication, metrics, login, known.wake.set)
     reconnect_seconds = SILENCE_S if after_silence else RECONNECT_S
@@ -131,7 +131,7 @@ def assemble(
         warnings=_warnings(cluster, known.sidecars, events),
         events=events,
         control=ControlApi(
-            reviewer=TokenReviewer(api, time.time, metrics.cached_tokens.set),
+            reviewer=TokenReviewer(api, time.time, time.monotonic, metrics.cached_tokens.set),
             access=Access(settings.namespaces, settings.router_service_accounts),
             sidecars=known.sidecars,
             publication=publication,

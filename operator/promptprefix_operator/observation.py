@@ -29,6 +29,7 @@ from promptprefix_operator.sources import (
     forbidden,
     read_source,
 )
+from promptprefix_operator.troubles import Troubles
 
 SWEEP_SECONDS = 300.0
 REFUSALS = (403, 404)
@@ -63,6 +64,7 @@ class Observer:
         self._slots = slots
         self._reread_seconds = reread_seconds
         self._clock = clock
+        self._troubles = Troubles(log, clock, "texts can't be read", "texts are read again")
         self._secrets: dict[Source, tuple[Referrers, float]] = {}
 
     async def read(self) -> None:
@@ -94,11 +96,11 @@ class Observer:
             except ApiError as error:
                 if error.status in REFUSALS:
                     raise
-                wait = backoff.next()
-                log.warning("texts can't be read", error=str(error), retry_seconds=wait)
-                await asyncio.sleep(wait)
+                self._troubles.failed("", error, namespace=self._namespace)
+                await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
+            self._troubles.worked("")
             await passed()
 
     async def keep_swept(self) -> None:

@@ -20,12 +20,13 @@ from promptprefix.resource import (
 )
 from promptprefix_operator.allowance import Allowance
 from promptprefix_operator.api_server import ApiError, ApiServer
-from promptprefix_operator.backoff import Backoff
+from promptprefix_operator.backoff import Backoff, Pause
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.controller import Controller
 from promptprefix_operator.events import Events, Notice, prefix_subject
-from promptprefix_operator.manifests import Resource
+from promptprefix_operator.manifests import Resource, uid_of
 from promptprefix_operator.metrics import Metrics
+from promptprefix_operator.troubles import Troubles
 
 FIELD_MANAGER = "promptprefix-operator"
 PROGRESS_SECONDS = 120.0
@@ -89,13 +90,21 @@ class StatusWriter:
         self._clock = clock
         self._rewrite_seconds = rewrite_seconds
         self._slots = asyncio.Semaphore(_CONCURRENT_WRITES)
+        self._pause = Pause(clock)
+        self._troubles = Troubles(log, clock, "statuses not written", "statuses are written again")
 
     async def follow(self, uid: str, passed: Callable[[], Awaitable[None]]) -> None:
         """Keep one resource's status up to date, for ever.
 
         A write that the API server does not reflect (a field pruned, somebody else's writing) is
-        repeated only after ``rewrite_seconds``.
+        repeated only after ``rewrite_seconds``; one of a resource that turns out to be gone is not.
         """
+        try:
+            await self._follow(uid, passed)
+        finally:
+            self._troubles.worked(uid)
+
+    async def _follow(self, uid: str, passed: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff()
         writes = Allowance(self._clock, WRITE_BURST, WRITE_SECONDS)
         told = Allowance(self._clock, EVENT_BURST, EVENT_SECONDS)
@@ -108,24 +117,23 @@ class StatusWriter:
                 await passed()
                 continue
             rest = 0.0 if written is None else self._rest(wanted, written, written_at, whys)
-            if (rest := max(rest, writes.wait)) > 0:
+            if (rest := max(rest, writes.wait, self._pause.wait)) > 0:
                 await _within(passed, rest)
                 continue
             try:
                 async with self._slots:
-                    await self._write(resource, wanted)
+                    if self._pause.wait > 0:
+                        continue
+                    if not await self._write(resource, wanted):
+                        written, written_at = wanted, self._clock()
+                        continue
             except ApiError as error:
-                if error.status == _NOT_FOUND:
-                    await passed()
-                    continue
-                wait = backoff.next()
-                self._metrics.status_writes.labels("failed").inc()
-                _logger(resource).warning(
-                    "status not written", error=str(error), retry_seconds=wait
-                )
-                await asyncio.sleep(wait)
+                self._fail(resource, error)
+                await asyncio.sleep(backoff.next())
                 continue
             backoff.reset()
+            self._pause.worked()
+            self._troubles.worked(uid)
             writes.take()
             if written is not None and _explains(wanted, written):
                 whys.take()
@@ -152,11 +160,16 @@ class StatusWriter:
             return 0.0
         return written_at + patience - self._clock()
 
-    async def _write(self, resource: Resource, status: PromptPrefixStatus) -> None:
-        path = (
-            f"/apis/{GROUP}/{VERSION}/namespaces/{quote(resource.namespace)}/{PLURAL}"
-            f"/{quote(resource.name)}/status"
+    def _fail(self, resource: Resource, error: ApiError) -> None:
+        self._metrics.status_writes.labels("failed").inc()
+        if error.away:
+            self._pause.failed()
+        self._troubles.failed(
+            resource.uid, error, namespace=resource.namespace, prefix=resource.name
         )
+
+    async def _write(self, resource: Resource, status: PromptPrefixStatus) -> bool:
+        """Write a status and return whether there was a resource to write it to."""
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -170,9 +183,32 @@ class StatusWriter:
             ),  # null is no value of a field
         }
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        answer = await self._api.patch(path, body, "application/apply-patch+yaml", query)
+        path = f"{_path(resource)}/{quote(resource.name)}/status"
+        try:
+            answer = await self._api.patch(path, body, "application/apply-patch+yaml", query)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            await self._look_for(resource)
+            return False
         if resource.uid in self._cluster.resources:  # what went meanwhile does not come back
             self._cluster.see_resource(answer)
+        return True
+
+    async def _look_for(self, resource: Resource) -> None:
+        """Forget a resource that is gone: its deletion was missed, or is told later.
+
+        "Not found" alone is no proof: a CRD that is served without statuses answers the same.
+        """
+        found = await self._api.get(
+            _path(resource), {"fieldSelector": f"metadata.name={resource.name}"}
+        )
+        if resource.uid not in {uid_of(each) for each in found.get("items") or ()}:
+            self._cluster.forget_resource(resource.uid)
+
+
+def _path(resource: Resource) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{quote(resource.namespace)}/{PLURAL}"
 
 
 def _transition(

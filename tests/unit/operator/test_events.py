@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+from structlog.testing import CapturingLogger
+
+from promptprefix_operator import events as module
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.events import (
     MAX_WAITING,
@@ -38,7 +42,7 @@ class Api:
 class Bench:
     def __init__(self) -> None:
         self.api, self.metrics = Api(), Metrics()
-        self.events = Events(self.api, self.metrics, lambda: NOW, "pod-1")  # type: ignore[arg-type]
+        self.events = Events(self.api, self.metrics, lambda: NOW, lambda: 0.0, "pod-1")  # type: ignore[arg-type]
 
     def counted(self, result: str) -> float:
         name = "promptprefix_operator_events_total"
@@ -111,6 +115,21 @@ async def test_what_is_refused_is_dropped_and_what_is_there_is_no_failure() -> N
     await bench.drain()
     assert len(bench.api.posted) == 1
     assert (bench.counted("failed"), bench.counted("posted")) == (1, 1)
+
+
+async def test_a_hundred_events_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(module, "log", log)
+    bench = Bench()
+    bench.api.errors = [ApiError(0, "no connection")] * 100
+    for _ in range(101):
+        bench.events.post(WARM)
+    await bench.drain()
+    assert (bench.counted("failed"), bench.counted("posted")) == (100, 1)
+    assert [call.args for call in log.calls] == [
+        ("Events not posted",),
+        ("Events are posted again",),
+    ]
 
 
 async def test_what_waits_is_bounded() -> None:

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from promptprefix.wire import AUDIENCE
+from promptprefix_operator import identity as module
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.identity import (
     MAX_CACHED,
+    MAX_PAUSE_SECONDS,
     MAX_TOKEN_CHARS,
     Caller,
     TokenReviewer,
@@ -100,7 +103,12 @@ class Api:
 class Reviews:
     def __init__(self) -> None:
         self.api, self.now, self.size = Api(), 1_000.0, 0
-        self.reviewer = TokenReviewer(self.api, lambda: self.now, self._sized)  # type: ignore[arg-type]
+        self.reviewer = TokenReviewer(
+            self.api,  # type: ignore[arg-type]
+            lambda: self.now,
+            lambda: self.now,
+            self._sized,
+        )
 
     def _sized(self, size: int) -> None:
         self.size = size
@@ -154,7 +162,29 @@ async def test_a_refusal_is_kept_for_ten_seconds_and_an_error_not_at_all() -> No
     with pytest.raises(ApiError):
         await reviews.reviewer.review("t")
     reviews.api.answer = review()
+    reviews.now += 0.5
     assert await reviews.reviewer.review("t") == Caller("ml", "vllm", "p0", "u0")
+
+
+async def test_an_api_server_that_is_away_is_asked_seldom_and_told_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = CapturingLogger()
+    monkeypatch.setattr(module, "log", log)
+    reviews = Reviews()
+    assert await reviews.asked("good")
+    reviews.api.answer = ApiError(0, "no connection")
+    for number in range(300):
+        reviews.now += 0.2
+        with pytest.raises(ApiError):
+            await reviews.reviewer.review(f"t{number}")
+    assert 60 / MAX_PAUSE_SECONDS <= len(reviews.api.tokens) < 30
+    assert [call.args for call in log.calls] == [("tokens not reviewed",)]
+    reviews.api.answer = review()
+    reviews.now += MAX_PAUSE_SECONDS
+    assert await reviews.asked("t")
+    assert await reviews.asked("u")
+    assert log.calls[-1].args == ("tokens are reviewed again",)
 
 
 async def test_the_cache_is_bounded_and_holds_no_token() -> None:

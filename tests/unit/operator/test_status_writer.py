@@ -69,6 +69,9 @@ class Bench:
         self.writes: list[Mapping[str, Any]] = []
         self.events: list[tuple[str, str]] = []
         self.errors: list[ApiError] = []
+        self.tries = 0
+        self.looks = 0
+        self.found: list[Mapping[str, Any]] = []
         self.prune: Callable[[dict[str, Any]], None] = lambda body: None
         self.wanted: PromptPrefixStatus | None = None
         self.now = 0.0
@@ -97,12 +100,19 @@ class Bench:
         assert kind == "application/apply-patch+yaml"
         assert query == {"fieldManager": "promptprefix-operator", "force": "true"}
         assert body["metadata"]["uid"] == "u"
+        self.tries += 1
         if self.errors:
             raise self.errors.pop(0)
         self.writes.append(body)
         stored = {**copy.deepcopy(BODY), "status": copy.deepcopy(body["status"])}
         self.prune(stored)
         return stored
+
+    async def get(self, path: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+        assert path.endswith("/namespaces/ml/promptprefixes")
+        assert query == {"fieldSelector": "metadata.name=a"}
+        self.looks += 1
+        return {"items": self.found}
 
     def post(self, notice: Notice) -> None:
         assert notice.subject == prefix_subject("ml", "a", "u")
@@ -268,7 +278,7 @@ async def test_a_failed_write_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(Backoff, "next", note)
     async with bench() as made:
-        made.errors = [ApiError(500, "no"), ApiError(0, "unreachable"), ApiError(409, "conflict")]
+        made.errors = [ApiError(422, "no"), ApiError(403, "forbidden"), ApiError(409, "conflict")]
         await made.plan(WARM)
         assert len(made.writes) == 1
         assert made.events == [("Normal", "SoftPinned")]
@@ -276,14 +286,28 @@ async def test_a_failed_write_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
         assert waits[0] < waits[2] <= 2.0
 
 
-async def test_a_resource_that_is_gone_is_left_alone() -> None:
+@pytest.mark.parametrize("others", [(), ("namesake",)])
+async def test_a_resource_that_is_gone_is_forgotten_at_once(others: tuple[str, ...]) -> None:
     async with bench() as made:
-        made.errors = [ApiError(404, "gone")]
+        made.errors = [ApiError(404, "gone")] * 10
+        made.found = [{"metadata": {**BODY["metadata"], "uid": uid}} for uid in others]
+        for wanted in (WARM, HALF, WARM):
+            await made.plan(wanted)
+        assert made.cluster.resources == {}
+        assert (made.tries, made.looks, made.events) == (1, 1, [])
+
+
+async def test_not_found_of_a_resource_that_is_there_is_no_deletion() -> None:
+    async with bench() as made:
+        made.errors = [ApiError(404, "no such subresource")]
+        made.found = [BODY]
+        for _ in range(3):
+            await made.plan(WARM)
+        assert set(made.cluster.resources) == {"u"}
+        assert (made.tries, made.looks) == (1, 1)
+        made.now += 30
         await made.plan(WARM)
-        assert (made.writes, made.events, made.errors) == ([], [], [])
-        made.cluster.forget_resource("u")
-        await made.plan(HALF)
-        assert made.writes == []
+        assert (made.tries, len(made.writes)) == (2, 1)
 
 
 async def test_an_answer_does_not_bring_back_a_resource_that_went_meanwhile() -> None:
