@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from promptprefix_router.decision import Decision
+from functools import lru_cache
+
 from promptprefix_router.header_names import (
     DECISION_HEADER,
     DESTINATION_HEADER,
@@ -19,6 +20,9 @@ _PREFIX = PREFIX_HEADER.encode()
 _PARTIAL = PARTIAL_HEADER.encode()
 _JSON = ("content-type", "application/json")
 
+PERMITS = 4096
+"""Answers that are kept as bytes: there are a few for each endpoint."""
+
 
 class ExtAuthz:
     """Translates checks to questions, and decisions to answers."""
@@ -26,10 +30,15 @@ class ExtAuthz:
     def __init__(self, picker: Picker, max_request_bytes: int) -> None:
         self._picker = picker
         self._max_request_bytes = max_request_bytes
+        self._permit = lru_cache(PERMITS)(_permit)
 
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer one check: 200 with or without an endpoint, or a refusal."""
-        return _response(self._picker.decide(self._question(request)))
+        decision = self._picker.decide(self._question(request))
+        if decision.refusal is not None:
+            return HttpResponse(decision.refusal.status, (_JSON,), decision.refusal.body)
+        manner = "" if decision.rewriting is None else decision.rewriting.manner
+        return self._permit(decision.summary, decision.destination, manner)
 
     def _question(self, request: HttpRequest) -> Question:
         name = request.headers.get(_PREFIX)
@@ -43,12 +52,10 @@ class ExtAuthz:
         )
 
 
-def _response(decision: Decision) -> HttpResponse:
-    if decision.refusal is not None:
-        return HttpResponse(decision.refusal.status, (_JSON,), decision.refusal.body)
-    headers = [(DECISION_HEADER, decision.summary)]
-    if decision.endpoint is not None:
-        headers.append((DESTINATION_HEADER, decision.destination))
-    if decision.rewriting is not None:
-        headers.append((REWRITE_HEADER, decision.rewriting.manner))
-    return HttpResponse(200, tuple(headers))
+def _permit(summary: str, destination: str, rewrite: str) -> HttpResponse:
+    told = (
+        (DECISION_HEADER, summary),
+        (DESTINATION_HEADER, destination),
+        (REWRITE_HEADER, rewrite),
+    )
+    return HttpResponse(200, tuple(header for header in told if header[1]))

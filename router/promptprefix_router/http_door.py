@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from http import HTTPStatus
-from typing import cast
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -25,8 +26,7 @@ CLOSING = ("connection", "close")
 """Said of the last answer, so that a client does not ask again on a connection that ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(NamedTuple):
     """One whole request; header names are lower-case."""
 
     method: str
@@ -40,9 +40,9 @@ class HttpRequest:
         return self.target.partition("?")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HttpResponse:
-    """One whole response."""
+    """One whole response. It is put into bytes once, however often it is given."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -50,6 +50,10 @@ class HttpResponse:
 
     def encode(self) -> bytes:
         """Return the response as HTTP/1.1 bytes."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
         lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         lines.append(f"content-length: {len(self.body)}\r\n\r\n")
@@ -122,9 +126,10 @@ class HttpDoor(asyncio.Protocol):
             self._refuse(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             )
-        finished, self._finished = self._finished, []
-        for request, keep_alive in finished:
-            self._answer(request, keep_alive)
+        if self._finished:
+            finished, self._finished = self._finished, []
+            for request, keep_alive in finished:
+                self._answer(request, keep_alive)
 
     def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -149,12 +154,16 @@ class HttpDoor(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """httptools: a piece of the target."""
         self._target += url
-        self._count_head(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("head too large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """httptools: a header. The first of equal names counts."""
         self._headers.setdefault(name.lower(), value)
-        self._count_head(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("head too large")
 
     def on_body(self, body: bytes) -> None:
         """httptools: a piece of the body."""
@@ -169,16 +178,10 @@ class HttpDoor(asyncio.Protocol):
             method=self._parser.get_method().decode("latin-1"),
             target=self._target.decode("latin-1"),
             headers=self._headers,
-            body=b"".join(self._body),
+            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
         )
         # The parser forgets after this call whether the peer wants to go on.
         self._finished.append((request, self._parser.should_keep_alive()))
-        self._begin()
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("head too large")
 
 
 async def open_door(
