@@ -33,9 +33,9 @@ from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.rewrite_door import RewriteDoor
 from promptprefix_router.rewriting import Rewriter
-from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.route_keeper import RouteKeeper
 from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.settings import RouterSettings
