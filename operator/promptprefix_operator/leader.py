@@ -26,7 +26,8 @@ from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.namespace_watch import NamespaceWatch
-from promptprefix_operator.observation import Observer
+from promptprefix_operator.observation import SECRET_SECONDS, Observer
+from promptprefix_operator.pace import Pace
 from promptprefix_operator.pod_warnings import uninjected_by_namespace
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
@@ -42,7 +43,7 @@ FIRST_READING_SECONDS = 15.0
 """A namespace that is not read by then is read later; its pods keep what they hold."""
 _CONCURRENT_READINGS = 8
 _REREAD_SHARE = 0.9
-"""Secrets are due a little before each resync, so that the pass at the resync reads them."""
+"""Secrets are due a little before each resync, so that a change is seen within that time."""
 
 log = structlog.get_logger(__name__)
 
@@ -265,6 +266,7 @@ def _watches(
     wake: Callable[[], None],
 ) -> dict[str, NamespaceWatch]:
     slots = asyncio.Semaphore(_CONCURRENT_READINGS)
+    pace = Pace(time.monotonic, SECRET_SECONDS)
     registry = registry_of(login, cluster)
 
     def watch(namespace: str) -> NamespaceWatch:
@@ -275,6 +277,7 @@ def _watches(
                 cluster=cluster,
                 namespace=namespace,
                 slots=slots,
+                pace=pace,
                 reread_seconds=_REREAD_SHARE * settings.resync_seconds,
                 clock=time.monotonic,
             ),

@@ -102,6 +102,7 @@ class NamespaceWatch:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_steady())
                 group.create_task(self._observer.keep_texts(self._publication.wait))
+                group.create_task(self._observer.keep_fresh())
                 group.create_task(self._observer.keep_swept())
                 await self._follow(stop)
         except* (ApiError, WatchEndedError) as errors:

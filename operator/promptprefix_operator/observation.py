@@ -2,14 +2,15 @@
 
 kopf brings every later change of resources, pods and ConfigMaps. It lists again after a watch was
 cut for long, but says nothing of objects that vanished meanwhile: hence the sweep. Secrets are
-never watched: each is read by its name, again at times and when a resource that names it changes.
+never watched: each is read by its name, at once when a resource names it or one that does changes,
+and again at times, in turns that all namespaces share.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 import structlog
@@ -21,6 +22,7 @@ from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster, Referrers
 from promptprefix_operator.crd_check import is_served
 from promptprefix_operator.manifests import uid_of, version_of
+from promptprefix_operator.pace import Pace
 from promptprefix_operator.sources import (
     Source,
     SourceKind,
@@ -32,11 +34,14 @@ from promptprefix_operator.sources import (
 from promptprefix_operator.troubles import Troubles
 
 SWEEP_SECONDS = 300.0
+SECRET_SECONDS = 0.5
+"""Of Secrets that are read again one has its turn in so many seconds, in all namespaces."""
 REFUSALS = (403, 404)
 """Answers that say: not for you, or not there. Others are troubles that pass."""
 
 _FORBIDDEN = 403
 _NOT_FOUND = 404
+_FRESH = "again"
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +50,8 @@ class Observer:
     """Reads ``namespace`` into ``cluster``.
 
     ``slots`` bounds the sources that are read at once, in all namespaces together. Secrets are read
-    again after ``reread_seconds``; ``clock`` is monotonic seconds.
+    again after ``reread_seconds``, or later where ``pace`` has no turn for so many. ``clock`` is
+    monotonic seconds.
     """
 
     def __init__(
@@ -55,13 +61,17 @@ class Observer:
         cluster: Cluster,
         namespace: str,
         slots: asyncio.Semaphore,
+        pace: Pace,
         reread_seconds: float,
         clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
         self._cluster = cluster
         self._namespace = namespace
         self._slots = slots
+        self._pace = pace
+        self._sleep = sleep
         self._reread_seconds = reread_seconds
         self._clock = clock
         self._troubles = Troubles(log, clock, "texts can't be read", "texts are read again")
@@ -103,6 +113,29 @@ class Observer:
             self._troubles.worked("")
             await passed()
 
+    async def keep_fresh(self) -> None:
+        """Read Secrets again, one in each turn, for ever.
+
+        Every other turn is first for one that gave nothing: somebody may wait for it to be made.
+        """
+        backoff, sick = Backoff(), True
+        while True:
+            name, wait = self._stale(sick)
+            if wait > 0:
+                await self._sleep(wait)
+                continue
+            await self._pace.turn()
+            try:
+                await self._read_secret(name, self._held(name))
+            except ApiError as error:
+                self._troubles.failed(_FRESH, error, namespace=self._namespace)
+                self._postpone(name)
+                await self._sleep(backoff.next())
+            else:
+                backoff.reset()
+                self._troubles.worked(_FRESH)
+            sick = not sick
+
     async def keep_swept(self) -> None:
         """Drop now and then what is gone, for ever. Raises `ApiError` if refused."""
         while True:
@@ -123,22 +156,47 @@ class Observer:
         await self._read_each(self._sources(SourceKind.CONFIG_MAP))
 
     def _due(self) -> set[Source]:
-        """Return the sources that were never read, and Secrets whose last reading is too old."""
+        """Return the sources that were never read, and Secrets of resources that have changed."""
         due = {each for each in self._cluster.missing if each.namespace == self._namespace}
         secrets = self._sources(SourceKind.SECRET, SourceKind.SALT)
         self._secrets = {each: self._secrets[each] for each in secrets & self._secrets.keys()}
         for source in secrets:
-            referrers, read_at = self._secrets.get(source, (frozenset(), 0.0))
-            late = self._clock() - read_at >= self._reread_seconds
-            if late or referrers != self._cluster.referred[source]:
+            referrers, _ = self._secrets.get(source, (frozenset(), 0.0))
+            if referrers != self._cluster.referred[source]:
                 due.add(source)
         return due
 
+    def _held(self, name: str) -> Sequence[Source]:
+        """Return what was read from a Secret."""
+        return [source for source in self._secrets if source.name == name]
+
+    def _stale(self, sick: bool) -> tuple[str, float]:
+        """Return the Secret to read again next, and in how many seconds.
+
+        ``sick``: of those that are due one that gave nothing comes first.
+        """
+        limit = self._clock() - self._reread_seconds
+        read_at: dict[str, float] = {}
+        nothing: set[str] = set()
+        for source, (_, at) in self._secrets.items():
+            read_at[source.name] = min(at, read_at.get(source.name, at))
+            text = self._cluster.text(source)
+            if text is not None and text.reason is not None and read_at[source.name] <= limit:
+                nothing.add(source.name)
+        names = nothing if sick and nothing else read_at
+        if not names:
+            return "", self._reread_seconds
+        name = min(names, key=lambda each: (read_at[each], each))
+        return name, max(0.0, read_at[name] - limit)
+
+    def _postpone(self, name: str) -> None:
+        """Let others come first after a Secret that could not be read."""
+        for source, (referrers, _) in self._secrets.items():
+            if source.name == name:
+                self._secrets[source] = (referrers, self._clock())
+
     async def _read_each(self, sources: set[Source]) -> None:
-        secrets: dict[str, list[Source]] = defaultdict(list)
-        for source in sorted(sources):
-            if source.secret:
-                secrets[source.name].append(source)
+        secrets = _by_name(each for each in sources if each.secret)
         try:
             async with asyncio.TaskGroup() as group:
                 for name, held in secrets.items():
@@ -225,6 +283,13 @@ class Observer:
     @property
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{quote(self._namespace)}/pods"
+
+
+def _by_name(sources: Iterable[Source]) -> Mapping[str, Sequence[Source]]:
+    found: dict[str, list[Source]] = defaultdict(list)
+    for source in sorted(sources):
+        found[source.name].append(source)
+    return dict(found)
 
 
 def _first(errors: BaseExceptionGroup[ApiError]) -> ApiError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
@@ -14,6 +15,7 @@ import pytest
 from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix.payload import Payload
 from promptprefix.wire import Phase, RouteTable
+from promptprefix_operator.observation import SECRET_SECONDS
 from promptprefix_operator.service import Operator
 
 from .fake_kubernetes import ApiServer
@@ -242,3 +244,35 @@ async def test_one_bad_resource_does_not_block_another(api: ApiServer) -> None:
         message = repr(api.objects[PREFIXES, "ml", "bad"].raw["status"])
         assert "spec.content.inline.unknown" in message
         assert SECRET_TEXT not in message
+
+
+def secrets_read(api: ApiServer) -> list[str]:
+    found = [each for each in api if each.resource and each.resource.plural == "secrets"]
+    return [each.name or "" for each in found if each.namespace == "ml"]
+
+
+async def test_secrets_are_read_again_two_a_second_and_a_changed_resource_s_at_once(
+    api: ApiServer,
+) -> None:
+    names = [f"p{number}" for number in range(20)]
+    text = base64.b64encode(SECRET_TEXT.encode()).decode()
+    for name in names:
+        meta = {"name": name, "namespace": "ml", "uid": f"u-{name}"}
+        api.objects["v1/secrets", "ml", name] = {
+            "metadata": meta,
+            "data": {"systemInstructions": text},
+        }
+        declared = resource(content={"secretRef": {"name": name}})
+        await send(api, "POST", OBJECT, declared | {"metadata": meta})
+    async with running(api) as operator:
+        assert sorted(secrets_read(api)) == sorted(names), "all are read before the first plan"
+        began = time.monotonic()
+        await until(lambda: len(secrets_read(api)) >= 26)
+        assert time.monotonic() - began > 5 * SECRET_SECONDS
+        passes = await counted(operator, PASSES)
+        assert passes > 2, "a plan reads none again"
+        before = secrets_read(api).count("p19")
+        await send(api, "PATCH", f"{OBJECT}/p19", {"spec": {"priority": 1}})
+        began, read = time.monotonic(), len(secrets_read(api))
+        await until(lambda: secrets_read(api).count("p19") > before)
+        assert len(secrets_read(api)) - read < 20 - 6, "it waits for no turn"

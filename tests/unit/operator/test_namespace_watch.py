@@ -63,6 +63,9 @@ class Bench:
     async def keep_texts(self, passed: Callable[[], Awaitable[None]]) -> None:
         await asyncio.Event().wait()
 
+    async def keep_fresh(self) -> None:
+        await asyncio.Event().wait()
+
     async def keep_swept(self) -> None:
         await asyncio.Event().wait()
 
