@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
 from promptprefix_router.choice import Chooser
+from promptprefix_router.cost import CostKnobs
 from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import HttpRequest
 from promptprefix_router.load import LoadLedger
@@ -22,6 +23,7 @@ from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.prompt_history import PromptHistory
 from promptprefix_router.routes import Routes
 
 LIMIT = 1_048_576
@@ -52,7 +54,7 @@ def picker() -> Picker:
     memo = FingerprintMemo(4096)
     made = Picker(
         Matcher(memo),
-        Chooser(LoadLedger()),
+        Chooser(LoadLedger(), PromptHistory(262_144), CostKnobs(), time.monotonic),
         MatchTally(time.time),
         RouterMetrics(memo, time.monotonic),
         time.perf_counter,

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from promptprefix.eligibility import Candidate
 from promptprefix.fleet import Prefix, Size, Version
-from promptprefix.wire import EngineState, Phase, Placement, RouteEndpoint, RoutePrefix
+from promptprefix.wire import MAX_COUNT, EngineState, Phase, Placement, RouteEndpoint, RoutePrefix
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PORT = 65_535
@@ -32,6 +32,8 @@ def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint 
         models=each.engine.models,
         ready=each.pod.ready and not each.pod.leaving,
         warm=tuple(sorted(warm)),
+        epoch=each.engine.epoch,
+        cache_tokens=min(each.engine.blocks_total * each.engine.block_size, MAX_COUNT),
     )
 
 

@@ -220,7 +220,11 @@ class RoutePrefix(Wire):
 
 
 class RouteEndpoint(Wire):
-    """A pod of the router's pool. ``warm`` holds the token digests that it holds warm."""
+    """A pod of the router's pool. ``warm`` holds the token digests that it holds warm.
+
+    ``epoch`` changes when its engine restarts; ``cache_tokens`` is how many tokens the engine's
+    cache has room for, 0 if unknown.
+    """
 
     pod_uid: str
     pod: str
@@ -230,6 +234,8 @@ class RouteEndpoint(Wire):
     models: tuple[str, ...]
     ready: bool
     warm: tuple[str, ...] = ()
+    epoch: str = ""
+    cache_tokens: Count = 0
 
 
 class RouteTable(Wire):

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 from promptprefix.pin_command import XARG
-from promptprefix_router.choice import Outcome
+from promptprefix_router.choice import Outcome, SpillReason
 from promptprefix_router.matching import MatchKind
 from promptprefix_router.rewriting import Rewriting
 from promptprefix_router.routes import Endpoint
@@ -36,11 +36,13 @@ class Decision:
     fallbacks: tuple[Endpoint, ...] = ()
     refusal: Refusal | None = None
     rewriting: Rewriting | None = field(default=None, repr=False)
+    reason: SpillReason | None = None
 
     @property
     def summary(self) -> str:
         """The decision in fixed words, as responses tell it."""
-        return f"{self.outcome};match={self.match or COMMAND}"
+        told = f"{self.outcome};match={self.match or COMMAND}"
+        return told if self.reason is None else f"{told};reason={self.reason}"
 
     @property
     def destination(self) -> str:

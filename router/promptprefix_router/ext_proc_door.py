@@ -156,7 +156,6 @@ class _Talk:
         decision = self._exchange.decision
         if self._address is None and decision is not None and decision.endpoint is not None:
             self._address = decision.endpoint.address
-            self._requests.begin(self._address)
         if self._exchange.holding:
             if self._timer is None:
                 loop = asyncio.get_running_loop()

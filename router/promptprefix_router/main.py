@@ -20,7 +20,7 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from promptprefix_router.bootstrap import write_bootstrap
-from promptprefix_router.choice import Chooser
+from promptprefix_router.choice import Chooser, UndeclaredMode
 from promptprefix_router.control_link import control_client
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.ext_authz import ExtAuthz
@@ -34,6 +34,7 @@ from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.pool_memory import PoolMemory
+from promptprefix_router.prompt_history import PromptHistory
 from promptprefix_router.rewrite_door import RewriteDoor
 from promptprefix_router.rewriting import Rewriter
 from promptprefix_router.route_keeper import RouteKeeper
@@ -77,12 +78,20 @@ async def serve(settings: RouterSettings) -> None:
     memo = FingerprintMemo(settings.memo_entries)
     file = PoolMemory() if settings.door == "gateway" else EndpointsFile(settings.envoy_dir)
     tally = MatchTally(time.time)
+    approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
+    history = PromptHistory(settings.history_chunks) if approximate else None
     metrics = RouterMetrics(
-        memo, time.monotonic, pool_known=lambda: not file.empty, counted=lambda: len(tally)
+        memo,
+        time.monotonic,
+        pool_known=lambda: not file.empty,
+        counted=lambda: len(tally),
+        history=() if history is None else history,
+        mode=settings.undeclared_mode,
     )
     ledger = LoadLedger()
+    chooser = Chooser(ledger, history, settings.cost, time.monotonic)
     rewriter = Rewriter(lambda _digest: None, settings.memo_entries)
-    picker = Picker(Matcher(memo), Chooser(ledger), tally, metrics, time.perf_counter, rewriter)
+    picker = Picker(Matcher(memo), chooser, tally, metrics, time.perf_counter, rewriter)
     keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from promptprefix_router.choice import Outcome
+from promptprefix_router.choice import Outcome, SpillReason, UndeclaredMode
 from promptprefix_router.decision import COMMAND, Decision
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.matching import MatchKind
@@ -52,6 +52,8 @@ class RouterMetrics:
         clock: Callable[[], float],
         pool_known: Callable[[], bool] = lambda: False,
         counted: Callable[[], int] = lambda: 0,
+        history: Sized = (),
+        mode: UndeclaredMode = UndeclaredMode.APPROXIMATE,
     ) -> None:
         self._pool_known = pool_known
         self.registry = CollectorRegistry()
@@ -67,6 +69,11 @@ class RouterMetrics:
                 if outcome is not Outcome.REFUSED:
                     self._decisions.labels(kind, outcome)
         self._decisions.labels(COMMAND, Outcome.REFUSED)
+        self._spills = self._counter(
+            "spills", "Requests sent elsewhere than where most of the prompt is cached.", "reason"
+        )
+        for reason in SpillReason:
+            self._spills.labels(reason)
         self._seconds = Histogram(
             "decision_seconds",
             "Time from a whole question to its answer.",
@@ -99,10 +106,17 @@ class RouterMetrics:
         entries = self._gauge("memo_entries", "Remembered fingerprints.")
         entries.set_function(lambda: len(memo))
         self.registry.register(_MemoUse(memo))
+        chunks = self._gauge("history_chunks", "Remembered chunks of prompts, by endpoint.")
+        chunks.set_function(lambda: len(history))
+        modes = self._gauge("undeclared_mode", "How undeclared prompts are routed: 1.", "mode")
+        for each in UndeclaredMode:
+            modes.labels(each).set(each is mode)
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """Count one decision."""
         self._decisions.labels(decision.match or COMMAND, decision.outcome).inc()
+        if decision.reason is not None:
+            self._spills.labels(decision.reason).inc()
         self._seconds.observe(seconds)
 
     def rewrote(self, result: RewriteResult) -> None:

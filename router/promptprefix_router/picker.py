@@ -42,7 +42,7 @@ class Picker:
     def use(self, routes: Routes) -> None:
         """Decide by ``routes`` from now on."""
         self._routes = routes
-        self._chooser.retain(routes)
+        self._chooser.use(routes)
         self._rewriter.retain(routes.contents)
         self._tally.retain(routes.ids)
 
@@ -66,11 +66,12 @@ class Picker:
         plan = self._rewriter.plan(question, match)
         if plan.result is not None:
             self._metrics.rewrote(plan.result)
-        choice = self._chooser.choose(self._routes, question, narrowed(match, plan))
+        choice = self._chooser.choose(question, narrowed(match, plan))
         return Decision(
             choice.outcome,
             match.kind,
             choice.endpoint,
             choice.fallbacks,
             rewriting=plan.rewriting,
+            reason=choice.reason,
         )

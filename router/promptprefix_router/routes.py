@@ -20,6 +20,11 @@ class Endpoint:
     models: frozenset[str]
     ready: bool
     warm: frozenset[str]
+    engine: tuple[str, str] = ("", "")
+    """The pod's uid and its engine's epoch: another engine, or the same started anew, has none of
+    what was sent there before."""
+    cache_tokens: int = 0
+    """Tokens that the engine's cache has room for; 0 if that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ def _endpoint(wire: RouteEndpoint) -> Endpoint | None:
         models=frozenset(wire.models),
         ready=wire.ready,
         warm=frozenset(wire.warm),
+        engine=(wire.pod_uid, wire.epoch),
+        cache_tokens=wire.cache_tokens,
     )
 
 

@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from promptprefix_router.choice import UndeclaredMode
+from promptprefix_router.cost import CostKnobs
+
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
@@ -59,6 +62,18 @@ class RouterSettings(BaseSettings):
     """Connections of clients at a time; each may hold `max_request_bytes` in Envoy's memory."""
     memo_entries: int = Field(default=4096, ge=1, le=1_000_000)
     """Immutable parts whose fingerprint is remembered (about 250 bytes each)."""
+    undeclared_mode: UndeclaredMode = UndeclaredMode.APPROXIMATE
+    """How requests without a declared prefix are sent where their prompt is cached."""
+    history_chunks: int = Field(default=262_144, ge=1, le=16_777_216)
+    """Chunks of prompts (1 KiB) whose endpoints are remembered (about 250 bytes each)."""
+    tokens_per_active_request: int = Field(
+        default=CostKnobs.tokens_per_active_request, ge=1, le=1_000_000
+    )
+    """How many tokens to compute cost as much as one active request on an endpoint."""
+    load_factor: float = Field(default=CostKnobs.load_factor, ge=1, le=100, allow_inf_nan=False)
+    load_slack: int = Field(default=CostKnobs.load_slack, ge=1, le=100_000)
+    """An endpoint that has some of a prompt cached may have as many active requests as
+    `load_factor` times the mean of its model's endpoints, and so many more."""
     load_interval_ms: int = Field(default=100, ge=10, le=10_000)
     """Time between two readings of Envoy's active requests."""
     health_interval_s: float = Field(default=5.0, gt=0, le=300)
@@ -67,6 +82,11 @@ class RouterSettings(BaseSettings):
     """How long a stream may stay silent, such as during a long prefill."""
 
     log_level: str = Field(default="info", pattern="(?i)^(debug|info|warning|error|critical)$")
+
+    @property
+    def cost(self) -> CostKnobs:
+        """What a choice costs."""
+        return CostKnobs(self.tokens_per_active_request, self.load_factor, self.load_slack)
 
     @property
     def admin_host(self) -> str:

@@ -21,6 +21,7 @@ from e2e.loopback_tls import LoopbackAuthority
 from e2e.waiting import until
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
 from promptprefix_router.choice import Chooser
+from promptprefix_router.cost import CostKnobs
 from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingResponse
 from promptprefix_router.gateway_server import GatewayServer
 from promptprefix_router.load import LoadLedger
@@ -89,7 +90,11 @@ async def door(
     memo, ledger = FingerprintMemo(4), LoadLedger()
     metrics = RouterMetrics(memo, time.monotonic)
     picker = Picker(
-        Matcher(memo), Chooser(ledger), MatchTally(time.time), metrics, time.perf_counter
+        Matcher(memo),
+        Chooser(ledger, None, CostKnobs(), time.monotonic),
+        MatchTally(time.time),
+        metrics,
+        time.perf_counter,
     )
     if ready:
         picker.use(Routes.from_table(table(), "ml"))

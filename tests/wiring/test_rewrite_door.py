@@ -17,6 +17,7 @@ from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
 from promptprefix_router.choice import Chooser
+from promptprefix_router.cost import CostKnobs
 from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingResponse
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
@@ -41,7 +42,7 @@ class Stand:
         self.metrics = RouterMetrics(memo, time.monotonic)
         self.picker = Picker(
             Matcher(memo),
-            Chooser(LoadLedger()),
+            Chooser(LoadLedger(), None, CostKnobs(), time.monotonic),
             MatchTally(time.time),
             self.metrics,
             time.perf_counter,

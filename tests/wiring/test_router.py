@@ -19,6 +19,7 @@ from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
 from promptprefix_router.choice import Chooser
 from promptprefix_router.control_link import Backoff, control_client
+from promptprefix_router.cost import CostKnobs
 from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
@@ -28,6 +29,7 @@ from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.prompt_history import PromptHistory
 from promptprefix_router.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
 from promptprefix_router.routes import Routes
 
@@ -317,7 +319,7 @@ def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:
     memo = FingerprintMemo(4)
     metrics = RouterMetrics(memo, time.monotonic)
     ledger = LoadLedger()
-    chooser = Chooser(ledger)
+    chooser = Chooser(ledger, PromptHistory(100), CostKnobs(), time.monotonic)
     picker = Picker(Matcher(memo), chooser, MatchTally(time.time), metrics, time.perf_counter)
     picker.use(Routes.from_table(route_table(1), "ml"))
     return picker, ledger, metrics

@@ -8,6 +8,10 @@ from typing import Any
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
+from promptprefix_router.choice import Chooser
+from promptprefix_router.cost import CostKnobs
+from promptprefix_router.load import LoadLedger
+from promptprefix_router.prompt_history import PromptHistory
 from promptprefix_router.routes import Routes
 
 TENANT = "ml"
@@ -82,6 +86,16 @@ def endpoint(last: int, **changes: Any) -> RouteEndpoint:
         "ready": True,
     }
     return RouteEndpoint.model_validate({**fields, **changes})
+
+
+def chooser(ledger: LoadLedger | None = None, **changes: Any) -> Chooser:
+    """Return a chooser in the approximate mode whose clock stands still."""
+    fields: dict[str, Any] = {
+        "history": PromptHistory(10_000),
+        "knobs": CostKnobs(),
+        "clock": lambda: 0.0,
+    }
+    return Chooser(LoadLedger() if ledger is None else ledger, **{**fields, **changes})
 
 
 def table(*endpoints: RouteEndpoint, prefixes: tuple[RoutePrefix, ...] = ()) -> RouteTable:

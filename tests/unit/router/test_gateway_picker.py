@@ -8,7 +8,6 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from promptprefix_router.choice import Chooser
 from promptprefix_router.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway_picker import GatewayPicker, api_path
 from promptprefix_router.load import LoadLedger
@@ -21,7 +20,7 @@ from promptprefix_router.picker import Picker
 from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.routes import Routes
 
-from .samples import DIGEST, chat, endpoint, prefix, routes
+from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
 
 WARM = routes(
     endpoint(1, warm=(DIGEST,)),
@@ -39,7 +38,7 @@ def gateway(table: Routes = WARM) -> tuple[GatewayPicker, OpenRequests, LoadLedg
     ledger = LoadLedger()
     metrics = RouterMetrics(memo, time.monotonic)
     picker = Picker(
-        Matcher(memo), Chooser(ledger), MatchTally(time.time), metrics, time.perf_counter
+        Matcher(memo), chooser(ledger), MatchTally(time.time), metrics, time.perf_counter
     )
     picker.use(table)
     requests = OpenRequests(ledger)
@@ -86,7 +85,7 @@ def test_only_the_subset_is_chosen_from(subset: set[str] | None, address: str | 
 
 
 def test_an_unknown_model_goes_to_the_engines_in_turn() -> None:
-    picker, requests, _ = gateway()
+    picker, _, _ = gateway()
     question = Question(CHAT, chat(model="nobody's"))
     places = []
     for _ in range(3):
@@ -94,7 +93,6 @@ def test_an_unknown_model_goes_to_the_engines_in_turn() -> None:
         assert decision.endpoint is not None
         assert decision.refusal is None
         places.append(decision.endpoint.address)
-        requests.begin(decision.endpoint.address)
     assert sorted(places) == ["10.0.0.1:8000", "10.0.0.2:8000", "[::1]:8000"]
 
 
@@ -115,14 +113,15 @@ def test_open_requests_are_the_load() -> None:
     _, requests, ledger = gateway()
     one, other = routes(endpoint(1), endpoint(2)).endpoints
     assert requests.pick((one, other)) is one
-    requests.begin(one.address)
-    requests.begin(one.address)
-    assert ledger.load(one.address) == 2
     assert requests.pick((one, other)) is other
-    requests.begin(other.address)
+    assert requests.pick((one, other)) is one
+    assert ledger.load(one.address) == 2
+    requests.end(one.address)
     requests.end(one.address)
     requests.end(one.address)
     assert ledger.load(one.address) == 0
+    assert requests.pick((other, one)) is one
+    requests.end(one.address)
     requests.end(other.address)
     assert ledger.idle
 

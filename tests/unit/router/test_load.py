@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from promptprefix_router.load import LoadLedger, LoadReading
 
 
@@ -27,18 +32,6 @@ def test_a_failed_reading_loses_nothing() -> None:
     assert ledger.load("a") == 2
 
 
-def test_equal_load_goes_round() -> None:
-    ledger = LoadLedger()
-    order = []
-    for _ in range(6):
-        address = min(("a", "b", "c"), key=ledger.rank)
-        order.append(address)
-        ledger.pick(address)
-        ledger.begin_reading()
-        ledger.finish_reading(LoadReading({}))
-    assert order == ["a", "b", "c", "a", "b", "c"]
-
-
 def test_idle_means_nothing_known_is_active() -> None:
     ledger = LoadLedger()
     assert ledger.idle
@@ -54,8 +47,42 @@ def test_idle_means_nothing_known_is_active() -> None:
 
 def test_endpoints_that_left_are_forgotten() -> None:
     ledger = LoadLedger()
+    ledger.seat({"a": 0, "b": 1})
     ledger.pick("a")
     ledger.pick("b")
-    ledger.retain(["b"])
+    ledger.seat({"b": 1})
     assert (ledger.load("a"), ledger.load("b")) == (0, 1)
-    assert ledger.rank("a") == (0, 0)
+    assert ledger.total(0b11) == 1
+
+
+steps = st.lists(
+    st.one_of(
+        st.sampled_from("abcdef"),
+        st.dictionaries(st.sampled_from("abcdefx"), st.integers(0, 4)),
+        st.permutations("abcdef").map(tuple),
+    )
+)
+
+
+@given(steps=steps, mask=st.integers(1, 63), bound=st.integers(0, 6))
+def test_masks_say_the_same_as_counting(steps: list[Any], mask: int, bound: int) -> None:
+    """Steps: a pick, a reading, or new seats."""
+    ledger = LoadLedger()
+    seats = {address: seat for seat, address in enumerate("abcdef")}
+    ledger.seat(seats)
+    for step in steps:
+        if isinstance(step, str):
+            ledger.pick(step)
+        elif isinstance(step, dict):
+            ledger.begin_reading()
+            ledger.finish_reading(LoadReading(step, frozenset(step)))
+        else:
+            seats = {address: seat for seat, address in enumerate(step)}
+            ledger.seat(seats)
+    loads = {seat: ledger.load(address) for address, seat in seats.items()}
+    among = {seat for seat in loads if mask >> seat & 1}
+    least = min(loads[seat] for seat in among)
+    idlest = sum(1 << seat for seat in among if loads[seat] == least)
+    assert ledger.least(mask) == (least, idlest)
+    assert ledger.total(mask) == sum(loads[seat] for seat in among)
+    assert ledger.below(bound) == sum(1 << seat for seat in loads if loads[seat] < bound)

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router.choice import Chooser, Outcome
+from promptprefix_router.choice import Outcome
 from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER
 from promptprefix_router.http_door import HttpRequest, HttpResponse
-from promptprefix_router.load import LoadLedger
 from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Matcher, MatchKind, Question
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 
-from .samples import DIGEST, chat, endpoint, prefix, routes
+from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
 
 LIMIT = 4096
 
@@ -31,7 +30,7 @@ def picker() -> Picker:
     memo = FingerprintMemo(16)
     metrics = RouterMetrics(memo, time.monotonic)
     tally = MatchTally(time.time)
-    made = Picker(Matcher(memo), Chooser(LoadLedger()), tally, metrics, time.perf_counter)
+    made = Picker(Matcher(memo), chooser(), tally, metrics, time.perf_counter)
     made.use(routes(endpoint(1, warm=(DIGEST,)), endpoint(2), prefixes=(prefix(),)))
     return made
 
@@ -47,7 +46,7 @@ def ask(
 def test_a_warm_endpoint_is_named(picker: Picker) -> None:
     assert ask(picker, chat()).headers == (
         (DECISION_HEADER, "warm;match=fingerprint"),
-        (DESTINATION_HEADER, "10.0.0.1:8000"),
+        (DESTINATION_HEADER, "10.0.0.1:8000,10.0.0.2:8000"),
     )
 
 

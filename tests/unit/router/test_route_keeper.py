@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from promptprefix_router.choice import Chooser
 from promptprefix_router.endpoints_file import EndpointsFile
-from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadFormatError, parse_reading
 from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Matcher
@@ -20,7 +18,7 @@ from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.route_keeper import EMPTY_GRACE_S, RouteKeeper
 
-from .samples import TENANT, endpoint, prefix, table
+from .samples import TENANT, chooser, endpoint, prefix, table
 
 
 @dataclass
@@ -35,8 +33,7 @@ class Stand:
         memo = FingerprintMemo(4)
         self.metrics = RouterMetrics(memo, lambda: self.now)
         self.tally = MatchTally(time.time)
-        chooser = Chooser(LoadLedger())
-        self.picker = Picker(Matcher(memo), chooser, self.tally, self.metrics, time.perf_counter)
+        self.picker = Picker(Matcher(memo), chooser(), self.tally, self.metrics, time.perf_counter)
         self.file = EndpointsFile(self.folder)
         self.keeper = RouteKeeper(self.picker, self.file, self.metrics, TENANT, lambda: self.now)
 

@@ -1,0 +1,177 @@
+"""A simulated fleet: engines with a cache and a queue behind choosers. Its clock is its own."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from promptprefix_router.choice import Chooser, Outcome
+from promptprefix_router.cost import CostKnobs
+from promptprefix_router.load import LoadLedger, LoadReading
+from promptprefix_router.matching import Match, MatchKind, Question
+from promptprefix_router.prompt_history import PromptHistory
+from promptprefix_router.routes import Routes
+
+from .samples import MODEL, endpoint, routes
+
+BLOCK = 64
+"""Tokens of a block; a token is a word of four bytes."""
+PREFILL_S = 1 / 10_000
+"""Seconds to compute one token of a prompt."""
+DECODE_S = 0.015
+"""Seconds to make one token of an answer, alone on an engine."""
+CROWD_S = 0.0003
+"""More seconds for each other request there."""
+READING_S = 0.1
+UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: pieces of text by name, with their tokens, and how long the answer is."""
+
+    at: float
+    pieces: tuple[tuple[str, int], ...]
+    answer: int = 200
+    match: Match = UNDECLARED
+
+    @property
+    def question(self) -> Question:
+        """What a door asks."""
+        messages = [
+            {"role": "user" if number else "system", "content": _text(name, tokens)}
+            for number, (name, tokens) in enumerate(self.pieces)
+        ]
+        body = json.dumps({"model": MODEL, "messages": messages})
+        return Question("/v1/chat/completions", body.encode())
+
+    @property
+    def blocks(self) -> Sequence[tuple[str, int]]:
+        """Whole blocks of the prompt, each named by all that is before it."""
+        found: list[tuple[str, int]] = []
+        before = ""
+        for name, tokens in self.pieces:
+            before = f"{before}/{name}"
+            found += [(before, number) for number in range(tokens // BLOCK)]
+        return found
+
+
+def _text(name: str, tokens: int) -> str:
+    words = -(-4 * tokens // (len(name) + 1))
+    return f"{name} " * words
+
+
+@dataclass
+class Engine:
+    """One engine. It computes prompts one after the other, and answers all at once."""
+
+    capacity: int = 4096
+    cache: OrderedDict[tuple[str, int], None] = field(default_factory=OrderedDict)
+    computed: Counter[str] = field(default_factory=Counter)
+    active: int = 0
+    most: int = 0
+    served: int = 0
+    free_at: float = 0.0
+
+    def take(self, ask: Ask) -> tuple[float, float]:
+        """Take a request; return when its first token comes, and when it ends."""
+        blocks = ask.blocks
+        cached = next((n for n, block in enumerate(blocks) if block not in self.cache), len(blocks))
+        for name, _ in blocks[cached:]:
+            self.computed[name] += BLOCK
+        for block in reversed(blocks):
+            self.cache[block] = None
+            self.cache.move_to_end(block)
+        while len(self.cache) > self.capacity:
+            self.cache.popitem(last=False)
+        tokens = sum(size for _, size in ask.pieces) - cached * BLOCK
+        self.active += 1
+        self.served += 1
+        self.most = max(self.most, self.active)
+        first = max(ask.at, self.free_at) + tokens * PREFILL_S
+        self.free_at = first
+        return first, first + ask.answer * (DECODE_S + CROWD_S * (self.active - 1))
+
+
+@dataclass
+class Fleet:
+    """Engines behind one or more choosers that take turns and don't talk."""
+
+    size: int
+    choosers: int = 1
+    knobs: CostKnobs = field(default_factory=CostKnobs)
+    approximate: bool = True
+    warm: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Build the parts."""
+        self.engines = {f"10.0.0.{n}:8000": Engine() for n in range(1, self.size + 1)}
+        self.routes = self.table()
+        self.parts = [self._chooser() for _ in range(self.choosers)]
+        self.outcomes: Counter[Outcome] = Counter()
+        self.waits: list[float] = []
+        self._sent: list[Counter[str]] = [Counter() for _ in range(self.choosers)]
+        self._ends: list[tuple[float, int, str]] = []
+        self._read_at = 0.0
+
+    def table(self) -> Routes:
+        """Return the route table."""
+        return routes(*(endpoint(n, warm=self.warm.get(n, ())) for n in range(1, self.size + 1)))
+
+    def _chooser(self) -> tuple[Chooser, LoadLedger]:
+        ledger = LoadLedger()
+        history = PromptHistory(100_000) if self.approximate else None
+        chooser = Chooser(ledger, history, self.knobs, lambda: self.now)
+        chooser.use(self.routes)
+        return chooser, ledger
+
+    def serve(self, asks: Iterable[Ask]) -> None:
+        """Serve requests in order of time, to their ends."""
+        for number, ask in enumerate(sorted(asks, key=lambda ask: ask.at)):
+            self._advance(ask.at)
+            which = number % self.choosers
+            choice = self.parts[which][0].choose(ask.question, ask.match)
+            assert choice.endpoint is not None
+            address = choice.endpoint.address
+            self.outcomes[choice.outcome] += 1
+            first, end = self.engines[address].take(ask)
+            self.waits.append(first - ask.at)
+            self._sent[which][address] += 1
+            heapq.heappush(self._ends, (end, which, address))
+        self._advance(float("inf"))
+
+    def computed(self, name: str) -> int:
+        """Return on how many engines the piece of text that begins prompts was computed."""
+        return sum(engine.computed[f"/{name}"] > 0 for engine in self.engines.values())
+
+    @property
+    def most(self) -> list[int]:
+        """The most active requests on each engine."""
+        return [engine.most for engine in self.engines.values()]
+
+    @property
+    def served(self) -> list[int]:
+        """Requests of each engine."""
+        return [engine.served for engine in self.engines.values()]
+
+    def _advance(self, until: float) -> None:
+        while self._ends and self._ends[0][0] <= until:
+            end, which, address = self._ends[0]
+            if self._read_at <= end:
+                self._read(end)
+            heapq.heappop(self._ends)
+            self.engines[address].active -= 1
+            self._sent[which][address] -= 1
+        if self._read_at <= until < float("inf"):
+            self._read(until)
+        self.now = until
+
+    def _read(self, now: float) -> None:
+        for (_, ledger), sent in zip(self.parts, self._sent, strict=True):
+            ledger.begin_reading()
+            ledger.finish_reading(LoadReading(dict(sent)))
+        self._read_at = (now // READING_S + 1) * READING_S
