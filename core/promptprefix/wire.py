@@ -7,6 +7,7 @@ so that a newer peer can add some.
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -249,6 +250,20 @@ class RouteTable(Wire):
     prefixes: tuple[RoutePrefix, ...]
     endpoints: tuple[RouteEndpoint, ...]
     unknown: tuple[str, ...] = ()
+
+    @cached_property
+    def contents(self) -> frozenset[str]:
+        """Digests of the contents that the prefixes have."""
+        return frozenset(prefix.content_digest for prefix in self.prefixes)
+
+    def of(self, tenant: str) -> RouteTable:
+        """Return the part of one tenant."""
+        return RouteTable(
+            revision=self.revision,
+            prefixes=tuple(each for each in self.prefixes if each.tenant == tenant),
+            endpoints=tuple(each for each in self.endpoints if each.namespace == tenant),
+            unknown=tuple(each for each in self.unknown if each == tenant),
+        )
 
 
 class Match(Wire):

@@ -27,6 +27,22 @@ EVERYTHING: Values = {
 }
 """Every switch on."""
 
+GATEWAY: Values = {
+    "namespaces": ["ml", "chat"],
+    "imagePullSecrets": [{"name": "registry"}],
+    "router": {
+        "mode": "gateway",
+        "additionalTenants": ["chat"],
+        "gateway": {
+            "tls": "files",
+            "tlsSecret": "picker-tls",
+            "inferencePool": {"selector": {"app": "vllm"}},
+        },
+    },
+    "metrics": {"serviceMonitor": {"enabled": True}},
+}
+"""Pickers behind gateways of the cluster."""
+
 NOTHING: Values = {
     "crds": {"enabled": False},
     "webhook": {"enabled": False},
@@ -36,7 +52,13 @@ NOTHING: Values = {
 }
 """Every switch off."""
 
-VALUE_SETS = {"defaults": {}, "teams": TWO_TEAMS, "everything": EVERYTHING, "nothing": NOTHING}
+VALUE_SETS = {
+    "defaults": {},
+    "teams": TWO_TEAMS,
+    "everything": EVERYTHING,
+    "gateway": GATEWAY,
+    "nothing": NOTHING,
+}
 
 
 def objects(values: Values | None = None, **options: Any) -> list[Object]:

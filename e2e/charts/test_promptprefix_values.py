@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.charts.documented_values import documented_values, table
-from e2e.charts.installation import CHART, EVERYTHING, changed, objects
+from e2e.charts.installation import CHART, EVERYTHING, GATEWAY, changed, objects
 from e2e.charts.render import CHARTS, HelmError, Values, render
 
 FOLDER: Path = CHARTS / CHART
@@ -35,6 +35,10 @@ OTHER: dict[str, Any] = {
     "webhook.certificate.issuerRef": {"name": "vault"},
     "router.tenant": "chat",
     "router.additionalTenants": [],
+    "router.mode": "standalone",
+    "router.gateway.tls": "off",
+    "router.gateway.inferencePool.failureMode": "FailClose",
+    "router.gateway.inferencePool.targetPorts": [8000, 8001],
     "router.service.type": "LoadBalancer",
     "router.autoscaling.behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
     "networkPolicy.apiServerPorts": [443],
@@ -57,12 +61,15 @@ OTHER_BY_WORD: dict[str, Any] = {
     "tolerations": [{"key": "gpu", "operator": "Exists"}],
     "topologySpreadConstraints": SPREAD,
 }
-CONTEXT = {"router.replicas": changed(EVERYTHING, "router.autoscaling.enabled", False)}
+DOCUMENTED = documented_values(CHART)
+CONTEXT = {
+    "router.replicas": changed(EVERYTHING, "router.autoscaling.enabled", False),
+    "router.mode": GATEWAY,
+    **{each.path: GATEWAY for each in DOCUMENTED if each.path.startswith("router.gateway.")},
+}
 """Where a value has an effect, if not where everything is switched on."""
 
 MAY_BE_NULL = {"webhook.sidecar.runAsUser"}
-
-DOCUMENTED = documented_values(CHART)
 
 
 def other(path: str, default: object) -> object:
@@ -202,6 +209,10 @@ REFUSED: list[tuple[str, object]] = [
     ("router/idleTimeoutSeconds", 0),
     ("router/drainSeconds", -1),
     ("router/envoy/concurrency", 0),
+    ("router/mode", "proxy"),
+    ("router/gateway/tls", True),
+    ("router/gateway/inferencePool/targetPorts", []),
+    ("router/gateway/inferencePool/failureMode", "Open"),
     ("router/service/type", "Ingress"),
     ("router/service/port", 70_000),
     ("router/autoscaling/minReplicas", 0),
@@ -260,6 +271,19 @@ def test_a_wrong_value_is_refused_with_its_path(number: int, refusals: dict[int,
         (
             {"router": {"additionalTenants": ["ml"]}},
             "router.additionalTenants: ml is not a served namespace",
+        ),
+        (
+            {"router": {"mode": "gateway"}},
+            "router.gateway.inferencePool.selector: give labels of the engines' pods",
+        ),
+        (
+            {
+                "router": {
+                    "mode": "gateway",
+                    "gateway": {"tls": "files", "inferencePool": {"create": False}},
+                }
+            },
+            "router.gateway.tlsSecret: tls files needs a Secret",
         ),
         ({"test": {"namespace": "ml"}}, "test.namespace: ml is not a served namespace"),
         ({"test": {"model": "m"}}, "test.selector: give labels of the pods"),

@@ -20,6 +20,7 @@ def test_kinds_and_versions() -> None:
         served[spec["names"]["kind"]] = f"{spec['group']}/{'|'.join(sorted(versions))}"
     assert served == {
         "Certificate": "cert-manager.io/v1",
+        "InferencePool": "inference.networking.k8s.io/v1",
         "Issuer": "cert-manager.io/v1",
         "PodMonitor": "monitoring.coreos.com/v1",
         "PrometheusRule": "monitoring.coreos.com/v1",

@@ -22,6 +22,7 @@ from promptprefix.wire import (
     MatchAnswer,
     MatchReport,
     Revision,
+    RouteTable,
     Salt,
     SyncRequest,
 )
@@ -45,10 +46,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask: pods of ``namespaces``, and the ServiceAccounts ``namespace/name``."""
+    """Who may ask: pods of ``namespaces``, and the ServiceAccounts ``namespace/name``.
+
+    A router that stands in a served namespace is that tenant's: it gets nothing of the others. In
+    ``own_namespace``, the operator's, it is the installation's.
+    """
 
     namespaces: Collection[str]
     routers: Collection[str]
+    own_namespace: str = ""
+
+    def tenant_of(self, router: Caller) -> str | None:
+        """Return the one tenant that ``router`` may serve; None for all."""
+        own = router.namespace == self.own_namespace
+        return None if own or router.namespace not in self.namespaces else router.namespace
+
+    def may_serve(self, router: Caller, tenant: str) -> bool:
+        """Return whether ``router`` may serve ``tenant``."""
+        return self.tenant_of(router) in (None, tenant)
 
 
 class ControlApi:
@@ -138,7 +153,7 @@ class ControlApi:
         """Answer a content that the asking pod was told to hold, or a router to match."""
         caller = await self._caller(request)
         digest = request.match_info["digest"]
-        if not (self._is_router(caller) and self._publication.routes_content(digest)):
+        if not (self._is_router(caller) and digest in self._routes_of(caller).contents):
             self._check_pod(caller)
             if self._publication.placement(caller.pod_uid, digest) is None:
                 raise web.HTTPForbidden(text="this pod was not told to hold that content")
@@ -161,7 +176,8 @@ class ControlApi:
     async def routes(self, request: web.Request) -> web.StreamResponse:
         """Answer a router's question for the route table."""
         caller = await self._router(request)
-        if (tenant := request.query.get("tenant", "")) in self._access.namespaces:
+        tenant = request.query.get("tenant", "")
+        if tenant in self._access.namespaces and self._access.may_serve(caller, tenant):
             self._routers.see(tenant, _instance(caller))
         revision = _revision(request)
         self._check_term(revision)
@@ -170,7 +186,7 @@ class ControlApi:
             raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
         if not self._has_routes_for(revision):
             return web.Response(status=204)
-        return _json(self._publication.routes)
+        return _json(self._routes_of(caller))
 
     async def matches(self, request: web.Request) -> web.StreamResponse:
         """Take in what a router has matched."""
@@ -189,6 +205,10 @@ class ControlApi:
         tenant, instance = report.tenant, _instance(caller)
         if tenant not in self._access.namespaces:
             raise web.HTTPForbidden(text=_unserved(tenant))
+        if not self._access.may_serve(caller, tenant):
+            raise web.HTTPForbidden(
+                text=f"a router in the namespace {caller.namespace} serves that tenant alone"
+            )
         self._matches.take(report)
         if report.term != self._publication.term:
             self._routers.see(tenant, instance)
@@ -248,6 +268,11 @@ class ControlApi:
                 "add it to the operator's ROUTER_SERVICE_ACCOUNTS"
             )
         return caller
+
+    def _routes_of(self, router: Caller) -> RouteTable:
+        tenant = self._access.tenant_of(router)
+        whole = self._publication.routes
+        return whole if tenant is None else whole.of(tenant)
 
     def _is_router(self, caller: Caller) -> bool:
         return f"{caller.namespace}/{caller.account}" in self._access.routers

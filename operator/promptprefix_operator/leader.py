@@ -133,7 +133,9 @@ def assemble(
         events=events,
         control=ControlApi(
             reviewer=TokenReviewer(api, time.time, time.monotonic, metrics.cached_tokens.set),
-            access=Access(settings.namespaces, settings.router_service_accounts),
+            access=Access(
+                settings.namespaces, settings.router_service_accounts, settings.own_namespace
+            ),
             sidecars=known.sidecars,
             publication=publication,
             known=lambda namespace: watches[namespace].known,

@@ -38,7 +38,6 @@ class Publication:
         self._number = 0
         self._sets: dict[str, _Told] = {}
         self._routes = RouteTable(revision=Revision(term=term, number=0), prefixes=(), endpoints=())
-        self._routed: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
 
     @property
@@ -52,10 +51,6 @@ class Publication:
         if told is not None:
             return told.response
         return SyncResponse(revision=Revision(term=self.term, number=0), placements=())
-
-    def routes_content(self, content_digest: str) -> bool:
-        """Return whether a prefix of the route table has that content."""
-        return content_digest in self._routed
 
     def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
         """Return a placement of that content in the pod's set."""
@@ -94,7 +89,6 @@ class Publication:
                 endpoints=plan.endpoints,
                 unknown=blank,
             )
-            self._routed = frozenset(each.content_digest for each in plan.prefixes)
         self.passes += 1
         self.wake()
 

@@ -28,7 +28,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- .Values.namespaces | default (list .Release.Namespace) | uniq | toJson -}}
 {{- end }}
 
-{{/* The routers, as a JSON list of {name, tenant}. */}}
+{{/* Whether gateways ask the pickers: "true", or nothing. */}}
+{{- define "promptprefix.gateway" -}}
+{{- if and .Values.router.enabled (eq .Values.router.mode "gateway") -}}true{{- end -}}
+{{- end }}
+
+{{/*
+The routers, as a JSON list of {name, tenant, namespace}. An InferencePool names a Service of its own
+namespace, which is the engines'.
+*/}}
 {{- define "promptprefix.routers" -}}
 {{- $routers := list -}}
 {{- if .Values.router.enabled -}}
@@ -40,7 +48,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
     {{- end -}}
   {{- end -}}
 {{- end -}}
+{{- $gateway := include "promptprefix.gateway" . -}}
+{{- range $routers -}}
+  {{- $_ := set . "namespace" (eq $gateway "true" | ternary .tenant $.Release.Namespace) -}}
+{{- end -}}
 {{- $routers | toJson -}}
+{{- end }}
+
+{{/* The namespaces in which routers stand, as a JSON list. */}}
+{{- define "promptprefix.routerNamespaces" -}}
+{{- $namespaces := list -}}
+{{- range include "promptprefix.routers" . | fromJsonArray -}}
+  {{- $namespaces = append $namespaces .namespace -}}
+{{- end -}}
+{{- $namespaces | uniq | toJson -}}
 {{- end }}
 
 {{- define "promptprefix.image" -}}
@@ -96,6 +117,15 @@ true
 {{- range .Values.router.additionalTenants -}}
   {{- if not (has . $served) -}}
     {{- fail (printf "router.additionalTenants: %s is not a served namespace; namespaces has: %s" . $list) -}}
+  {{- end -}}
+{{- end -}}
+{{- if include "promptprefix.gateway" . -}}
+  {{- $gateway := .Values.router.gateway -}}
+  {{- if and $gateway.inferencePool.create (not $gateway.inferencePool.selector) -}}
+    {{- fail "router.gateway.inferencePool.selector: give labels of the engines' pods, or set create: false" -}}
+  {{- end -}}
+  {{- if and (has $gateway.tls (list "files" "mutual")) (not $gateway.tlsSecret) -}}
+    {{- fail (printf "router.gateway.tlsSecret: tls %s needs a Secret with tls.crt and tls.key" $gateway.tls) -}}
   {{- end -}}
 {{- end -}}
 {{- with .Values.test.namespace -}}

@@ -54,7 +54,7 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace | quote }}
+  namespace: {{ .namespace | default .root.Release.Namespace | quote }}
   labels:
     {{- include "promptprefix.labels" . | nindent 4 }}
 spec:

@@ -19,6 +19,9 @@ _FILES = {
         "deploy/crds/cert-manager.io_certificates.yaml",
         "deploy/crds/cert-manager.io_issuers.yaml",
     ),
+    "sigs.k8s.io/gateway-api-inference-extension": (
+        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    ),
     "github.com/prometheus-operator/prometheus-operator": (
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
@@ -28,7 +31,7 @@ _FILES = {
 
 
 def definitions(progress: go.Progress) -> tuple[Path, ...]:
-    """Return the files of Certificate, Issuer, PodMonitor, PrometheusRule and ServiceMonitor.
+    """Return the files of cert-manager's, Prometheus' and the inference extension's kinds.
 
     Apply them server-side: some are too large for the annotation of a client-side apply. Raises
     `GoError` where a module can't be had or is not the one of go.sum.

@@ -40,6 +40,8 @@ class Reviewer:
         "unbound": Caller("ml", "vllm"),
         "router": Caller("system", "router", "r0", "ru0"),
         "router-1": Caller("system", "router", "r1", "ru1"),
+        "ml-router": Caller("ml", "picker", "r2", "ru2"),
+        "chat-router": Caller("chat", "picker", "r3", "ru3"),
     }
 
     async def review(self, token: str) -> Caller | None:
@@ -91,7 +93,7 @@ async def serve(hold: float) -> AsyncIterator[Setup]:
     setup = Setup()
     setup.api = ControlApi(
         reviewer=Reviewer(),
-        access=Access(["ml"], ["system/router"]),
+        access=Access(["ml", "chat"], ["system/router", "ml/picker", "chat/picker"], "system"),
         sidecars=setup.sidecars,
         publication=setup.publication,
         known=lambda namespace: namespace in setup.known,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -20,7 +21,9 @@ from promptprefix.wire import (
     Placement,
     PlacementState,
     Revision,
+    RouteEndpoint,
     RoutePrefix,
+    RouteTable,
     Salt,
     SidecarState,
     SyncRequest,
@@ -29,7 +32,9 @@ from promptprefix.wire import (
 from promptprefix_operator import control_api, serving
 from promptprefix_operator.control_api import (
     MAX_BODY_BYTES,
+    Access,
 )
+from promptprefix_operator.identity import Caller
 from promptprefix_operator.sidecars import MAX_SIDECARS
 from tests.unit.operator.control_setup import NOW, PAYLOAD, SALT, TERM, Setup, serve
 
@@ -356,3 +361,41 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
             writer.write(sent)
             assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
+
+
+async def test_a_tenants_own_router_gets_nothing_of_the_others(hasty: Setup) -> None:
+    ours = RoutePrefix(
+        name="a", tenant="ml", model="m", fingerprint="f", content_digest=PAYLOAD.digest, salt=SALT
+    )
+    theirs = ours.model_copy(update={"tenant": "chat", "content_digest": "1" * 64, "salt": ""})
+    places = tuple(
+        RouteEndpoint(
+            pod_uid=namespace, pod="p", namespace=namespace, address="10.0.0.1", port=1,
+            models=("m",), ready=True,
+        )
+        for namespace in ("ml", "chat")
+    )  # fmt: skip
+    hasty.publication.publish(replace(planned(prefixes=(ours, theirs)), endpoints=places))
+    whole = hasty.publication.routes
+    routers = {"router": {"ml", "chat"}, "ml-router": {"ml"}, "chat-router": {"chat"}}
+    for router, tenants in routers.items():
+        status, text = await hasty.ask("GET", "/v1/routes?tenant=chat", router)
+        table = RouteTable.model_validate_json(text)
+        assert (status, table.revision) == (200, whole.revision)
+        assert {each.tenant for each in table.prefixes} == tenants
+        assert {each.namespace for each in table.endpoints} == tenants
+        allowed = 200 if "ml" in tenants else 403
+        assert (await hasty.ask("GET", f"/v1/content/{PAYLOAD.digest}", router))[0] == allowed
+        assert (SALT in text) is ("ml" in tenants)
+    assert len(hasty.routers) == 2, "the router of ml serves no other tenant"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "tenant"), [("system", None), ("ml", "ml"), ("edge", None), ("chat", "chat")]
+)
+def test_whose_a_router_is(namespace: str, tenant: str | None) -> None:
+    """One in the operator's namespace is the installation's, even where that is served too."""
+    access = Access(("ml", "chat", "system"), (), "system")
+    router = Caller(namespace, "router", "r", "u")
+    assert access.tenant_of(router) == tenant
+    assert access.may_serve(router, "ml") is (tenant in (None, "ml"))

@@ -2,8 +2,8 @@
 
 {{- define "promptprefix.operatorEnv" -}}
 {{- $accounts := .Values.operator.routerServiceAccounts }}
-{{- if .Values.router.enabled }}
-{{- $accounts = prepend $accounts (printf "%s/promptprefix-router" .Release.Namespace) }}
+{{- range include "promptprefix.routerNamespaces" . | fromJsonArray | reverse }}
+{{- $accounts = prepend $accounts (printf "%s/promptprefix-router" .) }}
 {{- end }}
 - name: PROMPTPREFIX_OWN_NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}

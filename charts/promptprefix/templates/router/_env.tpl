@@ -12,14 +12,23 @@
   value: {{ int64 $values.maxRequestBytes | quote }}
 - name: PROMPTPREFIX_MAX_CONNECTIONS
   value: {{ int64 $values.maxConnections | quote }}
-- name: PROMPTPREFIX_DECISION_TIMEOUT_MS
-  value: {{ int64 $values.decisionTimeoutMs | quote }}
 - name: PROMPTPREFIX_MEMO_ENTRIES
   value: {{ int64 $values.memoEntries | quote }}
+{{- if include "promptprefix.gateway" .root }}
+- name: PROMPTPREFIX_DOOR
+  value: gateway
+- name: PROMPTPREFIX_GATEWAY_TLS
+  value: {{ $values.gateway.tls | quote }}
+- name: PROMPTPREFIX_GATEWAY_DRAIN_S
+  value: {{ int64 $values.drainSeconds | quote }}
+{{- else }}
+- name: PROMPTPREFIX_DECISION_TIMEOUT_MS
+  value: {{ int64 $values.decisionTimeoutMs | quote }}
 - name: PROMPTPREFIX_LOAD_INTERVAL_MS
   value: {{ int64 $values.loadIntervalMs | quote }}
 - name: PROMPTPREFIX_HEALTH_INTERVAL_S
   value: {{ $values.healthIntervalSeconds | quote }}
 - name: PROMPTPREFIX_IDLE_TIMEOUT_S
   value: {{ int64 $values.idleTimeoutSeconds | quote }}
+{{- end }}
 {{- end }}
