@@ -30,6 +30,7 @@ from promptprefix_router.ext_proc_messages import Message, ProcessingRequest, Pr
 from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
 
 DESTINATION_NAMESPACE = "envoy.lb"
+LENGTH_HEADER = "content-length"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
@@ -66,7 +67,7 @@ def encode(answer: Answer) -> bytes:
 
 
 def _request_head(message: Message) -> RequestHead:
-    path, name, forged = "", None, []
+    path, name, has_length, forged = "", None, False, []
     for header in message.request_headers.headers.headers:
         key = header.key
         if key == ":path":
@@ -74,6 +75,8 @@ def _request_head(message: Message) -> RequestHead:
         elif key == PREFIX_HEADER:
             # The first of equal names counts, as in the other door.
             name = name or _value(header)
+        elif key == LENGTH_HEADER:
+            has_length = True
         elif key.startswith(DESTINATION_HEADER) and key != DESTINATION_HEADER:
             forged.append(key)
     return RequestHead(
@@ -83,6 +86,7 @@ def _request_head(message: Message) -> RequestHead:
         modes=_modes(message),
         subset=_subset(message),
         forged=tuple(forged),
+        has_length=has_length,
     )
 
 
@@ -129,8 +133,7 @@ def _response(answer: Answer) -> Message:
     if isinstance(answer, RequestHeadAnswer):
         return _head_response(answer)
     if isinstance(answer, RequestBodyAnswer):
-        response = ProcessingResponse(request_body=_steered(answer.steering))
-        return _with_destination(response, answer.steering)
+        return _body_response(answer)
     if isinstance(answer, ResponseHeadAnswer):
         return ProcessingResponse(response_headers=_telling(answer.decision))
     if isinstance(answer, ResponseBodyAnswer):
@@ -147,6 +150,18 @@ def _head_response(answer: RequestHeadAnswer) -> Message:
     if answer.modes is not None:
         response.mode_override.request_body_mode = answer.modes.request
         response.mode_override.response_body_mode = answer.modes.response
+    return _with_destination(response, answer.steering)
+
+
+def _body_response(answer: RequestBodyAnswer) -> Message:
+    response = ProcessingResponse(request_body=_steered(answer.steering))
+    if answer.body is not None:
+        change = response.request_body.response
+        change.body_mutation.body = answer.body
+        if answer.tells_length:
+            # A gateway refuses a body that contradicts the length that was announced.
+            length = (LENGTH_HEADER, str(len(answer.body)))
+            change.header_mutation.set_headers.add(**_set_headers(length)[0])
     return _with_destination(response, answer.steering)
 
 

@@ -65,7 +65,7 @@ class ExtProcDoor:
             talk.end_if_idle()
 
     async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
-        exchange = Exchange(self._picker.decide, self._picker.resolves, self._limit, self._budget)
+        exchange = Exchange(self._picker, self._limit, self._budget)
         talk = _Talk(exchange, context, self._requests, self._patience_s)
         self._talks.add(talk)
         end = "cancelled"

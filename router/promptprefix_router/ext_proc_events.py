@@ -43,6 +43,8 @@ class RequestHead:
     modes: BodyModes | None = None
     subset: frozenset[str] | None = None
     forged: tuple[str, ...] = ()
+    has_length: bool = False
+    """Whether the length of the body is announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,11 @@ class RequestHeadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RequestBodyAnswer:
-    """Go on with a body as it is."""
+    """Go on with a body as it is, or with another; ``tells_length`` where one was announced."""
 
     steering: Steering | None = None
+    body: bytes | None = None
+    tells_length: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from typing import Protocol
 
 from promptprefix_router.decision import Decision
 from promptprefix_router.ext_proc_events import (
@@ -47,6 +48,19 @@ class ProtocolError(ValueError):
     """The gateway said something out of turn."""
 
 
+class Brain(Protocol):
+    """Who decides."""
+
+    def resolves(self, name: str) -> bool:
+        """Return whether the prefix ``name`` decides without the body."""
+
+    def decide(self, question: Question) -> Decision:
+        """Return the decision; one without a refusal has an endpoint."""
+
+    def rewritten(self, decision: Decision, body: bytes) -> bytes | None:
+        """Return what a whole ``body`` becomes by a decision; None to leave it."""
+
+
 class _Phase(Enum):
     START = auto()
     HOLDING = auto()
@@ -60,18 +74,11 @@ class _Phase(Enum):
 class Exchange:
     """One request and its response. Of a body it holds at most ``limit`` bytes and one piece more.
 
-    ``resolves`` tells whether a prefix's name alone decides. `close` must be called at the end.
+    `close` must be called at the end.
     """
 
-    def __init__(
-        self,
-        decide: Callable[[Question], Decision],
-        resolves: Callable[[str], bool],
-        limit: int,
-        budget: HoldBudget,
-    ) -> None:
-        self._decide = decide
-        self._resolves = resolves
+    def __init__(self, brain: Brain, limit: int, budget: HoldBudget) -> None:
+        self._brain = brain
         self._limit = limit
         self._budget = budget
         self._phase = _Phase.START
@@ -132,7 +139,7 @@ class Exchange:
         self._head = head
         self._modes = modes = head.modes or FULL_DUPLEX
         self._request_ended = head.end_of_stream
-        named = head.prefix_name is not None and self._resolves(head.prefix_name)
+        named = head.prefix_name is not None and self._brain.resolves(head.prefix_name)
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
             return (self._steer(b"", partial=True, answer=self._answer_head),)
         if modes.request in _BUFFERED:
@@ -152,7 +159,17 @@ class Exchange:
             # With trailers behind it a whole buffered body has no end of stream either.
             whole = event.end_of_stream or self._modes.request is BodyMode.BUFFERED
             partial = not whole or len(event.body) > self._limit
-            return (self._steer(event.body[: self._limit], partial, RequestBodyAnswer),)
+            return (
+                self._steer(
+                    event.body[: self._limit],
+                    partial,
+                    lambda steering: RequestBodyAnswer(
+                        steering,
+                        None if partial else self._rewritten(event.body),
+                        self._head.has_length,
+                    ),
+                ),
+            )
         if self._modes.request is _FULL_DUPLEX:
             return _request_pieces(event.body, event.end_of_stream)
         return (RequestBodyAnswer(),)
@@ -192,18 +209,24 @@ class Exchange:
         body = bytes(self._held) + more if self._held else more
         self.close()
         first = self._steer(body[: self._limit], partial, self._answer_head)
-        return (first,) if self.refused else (first, *_request_pieces(body, end_of_stream))
+        if self.refused:
+            return (first,)
+        changed = None if partial else self._rewritten(body)
+        return (first, *_request_pieces(changed or body, end_of_stream))
 
     def _steer(self, body: bytes, partial: bool, answer: Callable[[Steering], Answer]) -> Answer:
         """Decide, and put the decision in ``answer`` unless it is a refusal."""
         head = self._head
         question = Question(head.path, body, partial, head.prefix_name, head.subset)
-        self.decision = decision = self._decide(question)
+        self.decision = decision = self._brain.decide(question)
         if decision.refusal is not None:
             self._phase = _Phase.REFUSED
             return Refused(decision.refusal.status, decision.refusal.body, decision.summary)
         self._phase = _Phase.STEERED
         return answer(Steering(decision.destination, head.forged))
+
+    def _rewritten(self, body: bytes) -> bytes | None:
+        return self._brain.rewritten(self.decision, body) if self.decision is not None else None
 
     def _answer_head(self, steering: Steering | None) -> RequestHeadAnswer:
         """Answer the headers, and ask to be spared what the rest does not need.

@@ -9,8 +9,10 @@ from dataclasses import replace
 from promptprefix.shapes import SHAPES
 from promptprefix_router.decision import Decision, Refusal
 from promptprefix_router.matching import Question
+from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.open_requests import OpenRequests
 from promptprefix_router.picker import Picker
+from promptprefix_router.rewriting import rewritten
 from promptprefix_router.routes import Endpoint
 
 NO_ENDPOINT = Refusal(
@@ -31,9 +33,13 @@ NO_ENDPOINT = Refusal(
 class GatewayPicker:
     """Decides for the gateway door. ``requests`` counts what is open on each endpoint."""
 
-    def __init__(self, picker: Picker, requests: OpenRequests) -> None:
+    def __init__(
+        self, picker: Picker, requests: OpenRequests, metrics: RouterMetrics, max_body_bytes: int
+    ) -> None:
         self._picker = picker
         self._requests = requests
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
 
     def resolves(self, name: str) -> bool:
         """Return whether the prefix ``name`` decides without the body.
@@ -59,6 +65,12 @@ class GatewayPicker:
         if not ready:
             return replace(decision, refusal=NO_ENDPOINT)
         return replace(decision, endpoint=self._requests.pick(ready))
+
+    def rewritten(self, decision: Decision, body: bytes) -> bytes | None:
+        """Return what a whole ``body`` becomes by a decision; None to leave it."""
+        if decision.rewriting is None:
+            return None
+        return rewritten(decision.rewriting, body, self._max_body_bytes, self._metrics.rewrote)
 
 
 def api_path(path: str) -> str:

@@ -56,7 +56,7 @@ class GatewayServer:
         requests = OpenRequests(ledger)
         budget = HoldBudget(HELD_BODIES * settings.max_request_bytes)
         self._door = ExtProcDoor(
-            GatewayPicker(picker, requests),
+            GatewayPicker(picker, requests, metrics, settings.max_request_bytes),
             requests,
             budget,
             settings.max_request_bytes,

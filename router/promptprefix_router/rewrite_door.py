@@ -16,9 +16,8 @@ from promptprefix_router.ext_proc_messages import Message, ProcessingRequest, Pr
 from promptprefix_router.header_names import PREFIX_HEADER
 from promptprefix_router.matching import Question
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.normalising import ObstacleError
 from promptprefix_router.picker import Picker
-from promptprefix_router.rewriting import RewriteResult
+from promptprefix_router.rewriting import rewritten
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 SLACK_BYTES = 65_536
@@ -96,15 +95,9 @@ class RewriteDoor:
         rewriting = self._picker.rewriting(Question(head.path, body, prefix_name=head.prefix_name))
         if rewriting is None:
             return ProcessingResponse(request_body={})
-        try:
-            changed = rewriting.apply(body)
-        except ObstacleError as error:
-            self._metrics.rewrote(RewriteResult(error.obstacle))
+        changed = rewritten(rewriting, body, self._max_body_bytes, self._metrics.rewrote)
+        if changed is None:
             return ProcessingResponse(request_body={})
-        if len(changed) > self._max_body_bytes:
-            self._metrics.rewrote(RewriteResult.TOO_LONG)
-            return ProcessingResponse(request_body={})
-        self._metrics.rewrote(RewriteResult.REWRITTEN)
         return _changed(changed, head.has_length)
 
 

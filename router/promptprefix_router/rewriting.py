@@ -59,6 +59,22 @@ class Rewriting:
         return normalised(body, self.shape, self.declared, self.fingerprint)
 
 
+def rewritten(
+    rewriting: Rewriting, body: bytes, limit: int, count: Callable[[RewriteResult], None]
+) -> bytes | None:
+    """Return the changed body, of at most ``limit`` bytes, or None to leave it; ``count`` hears."""
+    try:
+        changed = rewriting.apply(body)
+    except ObstacleError as error:
+        count(RewriteResult(error.obstacle))
+        return None
+    if len(changed) > limit:
+        count(RewriteResult.TOO_LONG)
+        return None
+    count(RewriteResult.REWRITTEN)
+    return changed
+
+
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
     """What is to come of a request: unchanged without a ``rewriting``.

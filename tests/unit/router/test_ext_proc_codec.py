@@ -79,6 +79,13 @@ EVENTS: list[tuple[Event, bytes]] = [
 ]
 ANSWERS: list[tuple[Answer, bytes]] = [
     (
+        RequestBodyAnswer(Steering(PLACES), b"other", tells_length=True),
+        b"\x1ai\ng\x12\\\nA\n=\n\x1ex-gateway-destination-endpoint\x1a\x1b10.0.0.1:8000"
+        b",10.0.0.2:8000\x18\x02\n\x17\n\x13\n\x0econtent-length\x1a\x015\x18\x02\x1a"
+        b"\x07\n\x05otherBQ\nO\n\x08envoy.lb\x12C*A\n?\n\x1ex-gateway-destination-endpo"
+        b"int\x12\x1d\x1a\x1b10.0.0.1:8000,10.0.0.2:8000",
+    ),
+    (
         RequestHeadAnswer(
             Steering(PLACES, ("x-gateway-destination-endpoint-subset",)),
             BodyModes(BodyMode.BUFFERED, BodyMode.NONE),
@@ -170,6 +177,15 @@ def test_without_a_hint_every_endpoint_is_allowed() -> None:
     event = decode(message.SerializeToString())
     assert isinstance(event, RequestHead)
     assert event.subset is None
+
+
+@pytest.mark.parametrize("name", ["content-length", "content-type"])
+def test_an_announced_length_is_noted(name: str) -> None:
+    header = {"key": name, "raw_value": b"12"}
+    message = ProcessingRequest(request_headers={"headers": {"headers": [header]}})
+    event = decode(message.SerializeToString())
+    assert isinstance(event, RequestHead)
+    assert event.has_length is (name == "content-length")
 
 
 def test_a_message_without_a_question_is_none() -> None:

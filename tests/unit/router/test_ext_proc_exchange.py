@@ -47,10 +47,21 @@ COMMAND = b"command"
 
 
 class Asked:
-    """A picker that remembers its questions; it refuses `COMMAND`."""
+    """A picker that remembers its questions; it refuses `COMMAND` and rewrites to ``becomes``."""
 
-    def __init__(self) -> None:
+    def __init__(self, becomes: bytes | None = None) -> None:
         self.questions: list[Question] = []
+        self.becomes = becomes
+
+    def resolves(self, name: str) -> bool:
+        """Know one name."""
+        return name == NAMED
+
+    def rewritten(self, decision: Decision, body: bytes) -> bytes | None:
+        """Return what the test says."""
+        assert decision.endpoint is FIRST
+        assert body == self.questions[-1].body
+        return self.becomes
 
     def decide(self, question: Question) -> Decision:
         """Pick the first endpoint, with the second behind it."""
@@ -62,9 +73,7 @@ class Asked:
 
 def exchange(asked: Asked, budget: HoldBudget | None = None) -> Exchange:
     """Return a new exchange."""
-    return Exchange(
-        asked.decide, lambda name: name == NAMED, LIMIT, budget or HoldBudget(10 * LIMIT)
-    )
+    return Exchange(asked, LIMIT, budget or HoldBudget(10 * LIMIT))
 
 
 def head(
@@ -252,6 +261,34 @@ def test_a_request(
     assert (question.path, question.body, question.partial) == ("/p", body, partial)
     assert budget.held == 0
     assert not under_test.holding
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_body_that_becomes_another(has_length: bool) -> None:
+    buffered = exchange(Asked(b"other"))
+    buffered.feed(head(BUFFERED, has_length=has_length))
+    assert tuple(buffered.feed(RequestBody(b"{}", end_of_stream=True))) == (
+        RequestBodyAnswer(PLACE, b"other", has_length),
+    )
+    duplex = exchange(Asked(b"other"))
+    duplex.feed(head(DUPLEX, has_length=has_length))
+    duplex.feed(BODY)
+    assert tuple(duplex.feed(END)) == (STEER, RequestPiece(b"other", end_of_stream=True))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [head(BUFFERED), RequestBody(LONG, end_of_stream=True)],
+        [head(PARTIAL), BODY],
+        [head(DUPLEX), BODY, RequestBody(LONG), END],
+        [head(DUPLEX, prefix_name=NAMED), BODY, END],
+    ],
+)
+def test_a_body_that_was_not_seen_whole_stays_as_it_is(events: list[Event]) -> None:
+    under_test = exchange(Asked(b"other"))
+    answers = [answer for event in events for answer in under_test.feed(event)]
+    assert b"other" not in {getattr(answer, "body", None) for answer in answers}
 
 
 @pytest.mark.parametrize(

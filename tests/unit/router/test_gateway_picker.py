@@ -42,7 +42,7 @@ def gateway(table: Routes = WARM) -> tuple[GatewayPicker, OpenRequests, LoadLedg
     )
     picker.use(table)
     requests = OpenRequests(ledger)
-    return GatewayPicker(picker, requests), requests, ledger
+    return GatewayPicker(picker, requests, metrics, 4096), requests, ledger
 
 
 @pytest.mark.parametrize(
