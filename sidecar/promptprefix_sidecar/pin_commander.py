@@ -40,7 +40,7 @@ class PinCommander:
         self._engine = engine
         self._key_file = key_file
         self._clock = clock
-        self._lease = lease_s
+        self.lease_s = lease_s
         # A command without an answer must not hold up the next renewal: a busy engine may answer
         # late, but it renews and unpins when a command arrives.
         self._short_timeout = min(MAX_SHORT_TIMEOUT_S, lease_s / 3)
@@ -53,7 +53,7 @@ class PinCommander:
         Before the ``first`` answer no pin can be renewed, so nothing is held up by waiting for it;
         one that is asked for again stands behind all who wait for a busy engine.
         """
-        timeout_s = float(self._lease) if first else self._short_timeout
+        timeout_s = float(self.lease_s) if first else self._short_timeout
         return await self._short("report", model, epoch="", timeout_s=timeout_s)
 
     async def renew(
@@ -63,13 +63,13 @@ class PinCommander:
 
         All of them together take a third of a lease at most, answered or not.
         """
-        timeout_s = min(self._short_timeout, self._lease / 3 / rounds)
+        timeout_s = min(self._short_timeout, self.lease_s / 3 / rounds)
         return await self._short(
             "renew",
             model,
             epoch,
             pin_id,
-            self._lease,
+            self.lease_s,
             priority,
             timeout_s=max(MIN_SHORT_TIMEOUT_S, timeout_s),
         )
@@ -120,7 +120,7 @@ class PinCommander:
                 epoch=epoch,
                 counter=0,
                 expiry=0,
-                lease=self._lease,
+                lease=self.lease_s,
                 priority=priority,
                 tokens=len(prompt_ids) - 1,
             ),

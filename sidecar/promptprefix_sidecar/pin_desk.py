@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -60,8 +61,11 @@ class PinDesk:
         """Learn the epoch and all pins, and whether the plugin is there at all."""
         asked_at = self._clock.monotonic()
         first = self._board.snapshot.plugin.status is not PluginStatus.WORKING
-        answer = await self._ask(lambda: self._commander.report(self._model, first=first))
+        failed = partial(self._unreported, asked_at)
+        answer = await self._ask(lambda: self._commander.report(self._model, first=first), failed)
         if answer is None or not answer.ok:
+            if answer is not None and not answer.epoch and answer.reason not in NO_COMMANDS:
+                failed(f"{answer.reason}: {answer.message}")
             return
         moment = self._clock.moment()
         report = whole_report(answer, asked_at, moment.now)
@@ -198,8 +202,15 @@ class PinDesk:
         report = self._board.snapshot.plugin.report
         return "" if report is None else report.epoch
 
-    async def _ask(self, send: Callable[[], Awaitable[Prefilled]]) -> PinAnswer | None:
-        """Return the answer to a short command, also a refusal; None if there is none."""
+    async def _ask(
+        self,
+        send: Callable[[], Awaitable[Prefilled]],
+        failed: Callable[[str], None] | None = None,
+    ) -> PinAnswer | None:
+        """Return the answer to a short command, also a refusal; None if there is none.
+
+        Where the command failed ``failed`` is told why; else all others wait for a moment.
+        """
         try:
             done = await send()
         except KeyFileError as error:
@@ -207,7 +218,10 @@ class PinDesk:
             return None
         except EngineError as error:
             log.warning("pin command failed", error=str(error))
-            self._silent()
+            if failed is None:
+                self._silent()
+            else:
+                failed(str(error))
             return None
         self._traffic.count(done)
         return self._judge(done)
@@ -232,6 +246,10 @@ class PinDesk:
     def _silent(self) -> None:
         now = self._clock.monotonic()
         self._board.apply(lambda snapshot: plugin_status.plugin_silent(snapshot, now))
+
+    def _unreported(self, asked_at: float, cause: str) -> None:
+        now, lease_s = self._clock.monotonic(), self._commander.lease_s
+        self._board.apply(lambda s: plugin_status.report_failed(s, cause, asked_at, now, lease_s))
 
     def _refusing(self, reason: str, message: str) -> None:
         now = self._clock.monotonic()

@@ -55,12 +55,18 @@ class PluginStatus(StrEnum):
 
 @dataclass(frozen=True)
 class PluginView:
-    """``soft_reason`` says why hard pins can't be had; ``ask_at`` when to ask again (monotonic)."""
+    """``soft_reason`` says why hard pins can't be had; ``ask_at`` when to ask again (monotonic).
+
+    The last ``unreported`` reports that were asked for failed, the first of them was asked for at
+    ``failing_since``.
+    """
 
     status: PluginStatus = PluginStatus.UNKNOWN
     soft_reason: str = ""
     report: PinReport | None = None
     ask_at: float = NEVER
+    unreported: int = 0
+    failing_since: float = FOREVER
 
 
 @dataclass(frozen=True)

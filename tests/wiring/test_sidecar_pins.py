@@ -8,6 +8,7 @@ import pytest
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import HARD_PINS, Phase
+from promptprefix_sidecar import plugin_status
 from promptprefix_sidecar.snapshot import NEVER, PluginStatus
 
 from .fake_control import FakeControl
@@ -56,6 +57,20 @@ async def test_a_refusal_in_unknown_words_is_not_asked_for_again_at_once(
         await until(sidecar, lambda s: s.plugin.ask_at != NEVER)
         assert engine.commands() == ["report"]
         assert sidecar.board.snapshot.plugin.status is PluginStatus.UNKNOWN
+
+
+async def test_a_plugin_that_never_reports_leaves_soft_pins_and_the_reason(
+    engine: FakeEngine, control: FakeControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_status, "REPORT_PATIENCE_S", 0.0)
+    monkeypatch.setattr(plugin_status, "PLUGIN_RETRY_S", 0.0)
+    engine.refusal = "Whatever"
+    placement = control.placement("triage", TEXT)
+    await control.want([placement])
+    async with running(engine, control, tmp_path):
+        state = await control.state(placement.id)
+    assert (state.pinned, state.reason) == (Pinning.SOFT, "SoftPinned")
+    assert state.message.startswith("the pin plugin gives no report (Whatever: not now): see ")
 
 
 async def test_a_soft_pin_that_was_evicted_is_warmed_again(

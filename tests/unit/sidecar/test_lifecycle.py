@@ -330,7 +330,11 @@ def test_no_failure_makes_a_lane_spin(events: list[str]) -> None:
         assert plan(known, Policy(), now).warm != action
     keep = plan(known, Policy(), now).keep
     if isinstance(keep, Report):
-        for failed in (plugin_status.plugin_silent(known, now), after("refusing", known, now)):
+        for failed in (
+            plugin_status.plugin_silent(known, now),
+            plugin_status.report_failed(known, "why", now, now, 120.0),
+            after("refusing", known, now),
+        ):
             assert not isinstance(plan(failed, Policy(), now).keep, Report)
     touch = plan(known, Policy(), now).touch
     if touch is not None:
