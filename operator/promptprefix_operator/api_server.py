@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,14 @@ class FencedError(ApiError):
 
     def __init__(self, method: str, path: str) -> None:
         super().__init__(0, f"{method} {path}: not sent, this operator does not lead")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A collection, and its resourceVersion: that of the latest write to anything before it."""
+
+    items: Sequence[Json]
+    version: str
 
 
 async def load_configuration() -> Configuration:
@@ -105,16 +114,17 @@ class ApiServer:
         """Read an object or a list."""
         return await self._request("GET", path, query=query)
 
-    async def list_all(self, path: str, page: int = 250) -> list[Json]:
+    async def list_all(self, path: str, page: int = 250) -> Listing:
         """Read a whole collection, ``page`` objects at a time."""
         items: list[Json] = []
         query = {"limit": str(page)}
         while True:
             answer = await self.get(path, query)
             items.extend(answer.get("items") or ())
-            cursor = (answer.get("metadata") or {}).get("continue")
+            metadata = answer.get("metadata") or {}
+            cursor = metadata.get("continue")
             if not cursor:
-                return items
+                return Listing(items, str(metadata.get("resourceVersion") or ""))
             query = {"limit": str(page), "continue": cursor}
 
     async def create(self, path: str, body: Json) -> Json:

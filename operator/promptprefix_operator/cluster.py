@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from promptprefix.fleet import Pod
@@ -98,6 +99,20 @@ class Cluster:
         for uid in [uid for uid, each in self._pods.items() if each.namespace == namespace]:
             del self._pods[uid]
         self._changed()
+
+    def latest(self, namespace: str) -> int:
+        """Return the resourceVersion of the latest reading of a namespace's resources, or 0."""
+        found = (each for each in self._resources.values() if each.namespace == namespace)
+        return max((each.version or 0 for each in found), default=0)
+
+    def rewind(self, namespace: str) -> None:
+        """Take the next readings of a namespace for newer than all before, whatever they say."""
+        for uid, resource in self._resources.items():
+            if resource.namespace == namespace:
+                self._resources[uid] = replace(resource, version=None)
+        for source, text in self._texts.items():
+            if source.namespace == namespace:
+                self._texts[source] = replace(text, version=None)
 
     def _refer(self, before: Resource | None, after: Resource | None) -> None:
         """Take note of what a resource refers to now, and forget what nobody refers to."""

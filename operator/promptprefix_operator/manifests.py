@@ -74,7 +74,11 @@ def uid_of(body: Mapping[str, Any]) -> str:
 
 def version_of(body: Mapping[str, Any]) -> int | None:
     """Return the resourceVersion as a number, by which the age of two readings is compared."""
-    text = str(body["metadata"].get("resourceVersion") or "")
+    return version_in(str(body["metadata"].get("resourceVersion") or ""))
+
+
+def version_in(text: str) -> int | None:
+    """Return a resourceVersion as a number; None for none, and for one that is no number."""
     return int(text) if text.isascii() and text.isdigit() else None
 
 

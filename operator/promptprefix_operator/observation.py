@@ -21,7 +21,7 @@ from promptprefix_operator.api_server import ApiError, ApiServer, Json
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster, Referrers
 from promptprefix_operator.crd_check import is_served
-from promptprefix_operator.manifests import uid_of, version_of
+from promptprefix_operator.manifests import uid_of, version_in, version_of
 from promptprefix_operator.pace import Pace
 from promptprefix_operator.sources import (
     Source,
@@ -82,10 +82,10 @@ class Observer:
         if not await is_served(self._api):
             raise ApiError(_NOT_FOUND, f"the CRD {NAME} is not served yet")
         known, pods = self._known_resources(), self._known_pods()
-        for body in await self._api.list_all(self._resources):
+        for body in await self._list_resources():
             self._cluster.see_resource(body)
             known.discard(uid_of(body))
-        for body in await self._api.list_all(self._pods):
+        for body in (await self._api.list_all(self._pods)).items:
             self._cluster.see_pod(body)
             pods.discard(uid_of(body))
         self._forget(known, pods)
@@ -150,10 +150,30 @@ class Observer:
     async def sweep(self) -> None:
         """Drop what was known before this reading and what it does not find."""
         resources, pods = self._known_resources(), self._known_pods()
-        resources -= {uid_of(each) for each in await self._api.list_all(self._resources)}
-        pods -= {uid_of(each) for each in await self._api.list_all(self._pods)}
+        resources -= {uid_of(each) for each in await self._list_resources()}
+        pods -= {uid_of(each) for each in (await self._api.list_all(self._pods)).items}
         self._forget(resources, pods)
         await self._read_each(self._sources(SourceKind.CONFIG_MAP))
+
+    async def _list_resources(self) -> Sequence[Json]:
+        """Read the resources; where their versions went back, all that was read before is old.
+
+        A collection is never older than what was known before it was asked for, unless etcd was
+        restored from a backup.
+        """
+        before = self._cluster.latest(self._namespace)
+        listing = await self._api.list_all(self._resources)
+        version = version_in(listing.version)
+        if version is not None and version < before:
+            log.warning(
+                "resourceVersions went back, as after a restored etcd: everything is read anew",
+                namespace=self._namespace,
+            )
+            self._cluster.rewind(self._namespace)
+            self._secrets = {}
+            for body in listing.items:
+                self._cluster.see_resource(body)
+        return listing.items
 
     def _due(self) -> set[Source]:
         """Return the sources that were never read, and Secrets of resources that have changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from promptprefix.reasons import Reason
-from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.api_server import ApiError, Listing
 from promptprefix_operator.backoff import Backoff
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.observation import SECRET_SECONDS, Observer
@@ -60,10 +61,11 @@ class Api:
         self.lists: dict[str, list[dict[str, Any]]] = {PREFIXES: [], PODS: [], CONFIG_MAPS: []}
         self.secrets: dict[str, dict[str, Any] | ApiError] = {}
         self.asked: list[str] = []
+        self.version = ""
         self.served = True
 
-    async def list_all(self, path: str) -> list[dict[str, Any]]:
-        return list(self.lists[path])
+    async def list_all(self, path: str) -> Listing:
+        return Listing(list(self.lists[path]), self.version)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]:
         if path == "/apis":
@@ -185,7 +187,7 @@ async def test_the_sweep_drops_what_is_gone_and_keeps_what_came_meanwhile(bench:
     api.lists[CONFIG_MAPS].clear()
     listing = api.list_all
 
-    async def list_all(path: str) -> list[dict[str, Any]]:
+    async def list_all(path: str) -> Listing:
         found = await listing(path)
         cluster.see_pod(named("new"))
         return found
@@ -385,3 +387,45 @@ async def test_one_that_can_not_be_read_holds_up_no_other(bench: Bench) -> None:
     bench.api.asked.clear()
     await bench.fresh(300.0)
     assert min(bench.api.asked.count(name) for name in names) >= 3
+
+
+def at(version: int, body: dict[str, Any], text: str = "x") -> dict[str, Any]:
+    """Return a resource, or a ConfigMap, as written at a resourceVersion."""
+    body = copy.deepcopy(body)
+    body["metadata"]["resourceVersion"] = str(version)
+    if "data" in body:
+        body["data"] = {"systemInstructions": text}
+    return body
+
+
+@pytest.mark.parametrize("restored", [True, False])
+async def test_after_etcd_was_restored_older_versions_are_news(
+    bench: Bench, restored: bool
+) -> None:
+    api, cluster, observer = bench.api, bench.cluster, bench.observer
+    declared = [resource("a", secretRef="hidden"), resource("b", configMapRef="texts")]
+    held = named("texts", data={})
+    api.lists[PREFIXES] = [at(900, each) for each in declared]
+    api.lists[CONFIG_MAPS] = [at(901, held, "new")]
+    api.secrets["hidden"] = secret("new", 902)
+    api.version = "903"
+    await observer.read()
+    api.lists[PREFIXES] = [
+        at(500, resource("a", 7, secretRef="hidden")),
+        at(501, declared[1]),
+        at(502, resource("back")),
+    ]
+    api.lists[CONFIG_MAPS] = [at(503, held, "old")]
+    api.secrets["hidden"] = secret("old", 504)
+    for body in api.lists[PREFIXES][:2]:
+        cluster.see_resource(body)
+    assert cluster.resources["u-a"].generation == 1, "it looks like an old reading"
+    api.version = "505" if restored else "903"
+    await observer.sweep()
+    await observer.read_texts()
+    expected = "old" if restored else "new"
+    assert (bench.payload(TEXTS), bench.payload(HIDDEN)) == (expected, expected)
+    assert ("u-back" in cluster.resources) is restored
+    assert cluster.resources["u-a"].generation == (7 if restored else 1)
+    await observer.sweep()
+    assert cluster.latest("ml") == (502 if restored else 900)
