@@ -10,7 +10,7 @@ but nobody makes room for it before some engine has told how large it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
@@ -19,18 +19,18 @@ from promptprefix.room import Room
 from promptprefix.roster import Station
 
 
-def assign(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Station]) -> None:
-    """Choose the pods of all drafts; add those to ``moved`` on which somebody came or went."""
-    for draft in drafts:
-        draft.sync(moved)
-    if not _have_room(drafts, stations, moved):
-        _keep_in_turn(drafts, stations, moved)
-    room = Room(moved)
+def assign(drafts: Sequence[Draft], loose: Iterable[Draft], stations: Sequence[Station]) -> None:
+    """Choose the pods of all drafts; those that are not ``loose`` keep what they had."""
+    for draft in loose:
+        draft.sync()
+    if not _have_room(drafts, stations):
+        _keep_in_turn(drafts, stations)
+    room = Room()
     room.fill(draft for draft in drafts if draft.missing > 0 and draft.open)
     room.stand_in(draft for draft in drafts if draft.failed and draft.stand_ins > 0)
 
 
-def _have_room(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Station]) -> bool:
+def _have_room(drafts: Sequence[Draft], stations: Sequence[Station]) -> bool:
     """Let all rest where there is room beside what they have claimed.
 
     Return whether that is what they would keep in turn. It is not if there is not room for all that
@@ -38,18 +38,16 @@ def _have_room(drafts: Sequence[Draft], stations: Sequence[Station], moved: set[
     """
     if any(station.ledger.used > station.ledger.budget for station in stations):
         return False
-    rest = [draft for draft in drafts if draft.rests]
+    rest = [draft for draft in drafts if draft.rests and draft.might_rest()]
     for draft in sorted(rest, key=lambda each: (not each.sized, each.order)):
         draft.keep_synced()
-        for stay in draft.keep_in_turn(moved, resting=True):
+        for stay in draft.keep_in_turn(resting=True):
             if draft.sized and stay.station.ledger.could(draft, stay.first):
                 return False
     return True
 
 
-def _keep_in_turn(
-    drafts: Sequence[Draft], stations: Sequence[Station], moved: set[Station]
-) -> None:
+def _keep_in_turn(drafts: Sequence[Draft], stations: Sequence[Station]) -> None:
     """Let all keep the pods that have room, those who come first before the others."""
     for station in stations:
         station.ledger.clear()
@@ -59,11 +57,10 @@ def _keep_in_turn(
     for _, equals in groupby(in_order, key=attrgetter("priority")):
         rivals = list(equals)
         for draft in rivals:
-            draft.keep_in_turn(moved, resting=False)
+            draft.keep_in_turn(resting=False)
         for draft in rivals:
             if draft.sized:
-                draft.keep_in_turn(moved, resting=True)
+                draft.keep_in_turn(resting=True)
     for draft in in_order:
         if not draft.sized:
-            draft.keep_in_turn(moved, resting=True)
-    moved.update(stations)
+            draft.keep_in_turn(resting=True)

@@ -36,22 +36,22 @@ class Claimant(Protocol):
 class Ledger:
     """Who holds which blocks of one pod; a block that several hold counts once."""
 
-    __slots__ = ("_extras", "_nodes", "budget", "claims", "used")
+    __slots__ = ("_lowest", "_nodes", "_rooms", "budget", "claims", "used")
 
     def __init__(self, budget: int = UNLIMITED) -> None:
         self.budget = budget
         self.used = 0
         self.claims: dict[Claimant, Footprint] = {}
         self._nodes: dict[Node, int] = {}
-        self._extras: list[Footprint] = []
+        self._rooms: dict[int, int] = {}
+        self._lowest: int | None = None
 
     def clear(self) -> None:
         """Begin anew."""
         self.used = 0
-        self._extras.clear()
         self.claims.clear()
-        if self._nodes:
-            self._nodes.clear()
+        self._nodes.clear()
+        self._forget()
 
     @property
     def free(self) -> int:
@@ -87,61 +87,75 @@ class Ledger:
         self.claims[claimant] = footprint
         self._add(self.need(footprint), footprint)
 
-    def extend(self, footprint: Footprint) -> bool:
-        """Give room to another version of somebody who holds room; return whether it fits."""
-        need = self.need(footprint)
-        if need and self.used + need > self.budget:
-            return False
-        self._extras.append(footprint)
-        self._add(need, footprint)
-        return True
-
-    def retract(self) -> None:
-        """Take the room of all other versions away."""
-        for footprint in self._extras:
-            self._remove(footprint)
-        self._extras.clear()
-
     def give_back(self, claimant: Claimant) -> None:
         """Take a claimant's room away."""
-        self._remove(self.claims.pop(claimant))
-
-    def could(self, claimant: Claimant, footprint: Footprint) -> bool:
-        """Whether a claimant would find room for this instead of what it has, if need be by others.
-
-        Those of lower priority would go.
-        """
-        rest = Ledger(self.budget)
-        for each, their in self.claims.items():
-            if each is not claimant and each.priority >= claimant.priority:
-                rest.force(each, their)
-        return rest.fits(footprint)
-
-    def _add(self, need: int, footprint: Footprint) -> None:
-        self.used += need
-        for node, _ in footprint.shared:
-            self._nodes[node] = self._nodes.get(node, 0) + 1
-
-    def _remove(self, footprint: Footprint) -> None:
+        footprint = self.claims.pop(claimant)
         self.used -= footprint.own
         for node, size in footprint.shared:
             self._nodes[node] -= 1
             if not self._nodes[node]:
                 del self._nodes[node]
                 self.used -= size
+        self._forget()
+
+    def could(self, claimant: Claimant, footprint: Footprint) -> bool:
+        """Whether a claimant would find room for this instead of what it has, if need be by others.
+
+        Those of lower priority would go.
+        """
+        given = [
+            (each, their)
+            for each, their in self.claims.items()
+            if each is claimant or each.priority < claimant.priority
+        ]
+        for each, _ in given:
+            self.give_back(each)
+        fits = self.fits(footprint)
+        self._restore(given)
+        return fits
+
+    def might(self, claimant: Claimant, footprint: Footprint) -> bool:
+        """Whether it is not plain that a claimant that holds none could find no room for this."""
+        return not footprint.own or self.room(claimant.priority) >= footprint.own
+
+    def has(self, node: Node) -> bool:
+        """Whether somebody holds these blocks."""
+        return node in self._nodes
+
+    def _add(self, need: int, footprint: Footprint) -> None:
+        self.used += need
+        for node, _ in footprint.shared:
+            self._nodes[node] = self._nodes.get(node, 0) + 1
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what follows from the claims."""
+        if self._rooms or self._lowest is not None:
+            self._rooms.clear()
+            self._lowest = None
 
     @property
     def lowest(self) -> int:
         """The lowest priority of those that hold room."""
-        return min((each.priority for each in self.claims), default=0)
+        if self._lowest is None:
+            self._lowest = min((each.priority for each in self.claims), default=0)
+        return self._lowest
 
     def room(self, priority: int) -> int:
         """Return the most room that there is for this priority, if all lower ones go."""
-        room = self.budget - self.used
-        for each, their in self.claims.items():
-            if each.priority < priority:
-                room += their.blocks
+        room = self._rooms.get(priority)
+        if room is None:
+            room = self.budget - self.used
+            for each, their in self.claims.items():
+                if each.priority < priority:
+                    room += their.blocks
+            self._rooms[priority] = room
         return room
+
+    def reckon(self, budget: int) -> None:
+        """Go by another budget, or by other priorities of those that hold room."""
+        self.budget = budget
+        self._forget()
 
     def victims(self, footprint: Footprint, priority: int) -> Sequence[Claimant] | None:
         """Return who must go to make room for a prefix of this priority; None: nobody helps.
@@ -165,9 +179,9 @@ class Ledger:
         gone: list[Claimant] = []
         held = Ledger(self.budget)
         held.used, held._nodes = self.used, dict(self._nodes)
-        held.extend(footprint)
+        held._add(held.need(footprint), footprint)
         for each, their in reversed(given):
-            if not held.extend(their):
+            if not held.take(each, their):
                 gone.append(each)
         self._restore(given)
         return gone
@@ -175,3 +189,54 @@ class Ledger:
     def _restore(self, given: Sequence[tuple[Claimant, Footprint]]) -> None:
         for each, footprint in given:
             self.force(each, footprint)
+
+
+class Extras:
+    """Further blocks of those who hold room on a pod, as far as the claims there leave room.
+
+    They are ``tight`` if some found none. When claims change, they are reckoned anew.
+    """
+
+    __slots__ = ("_held", "_ledger", "_nodes", "_used", "tight")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._used = 0
+        self._nodes: dict[Node, int] = {}
+        self._held: dict[Claimant, list[Footprint]] = {}
+        self.tight = False
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._used = 0
+        self._nodes.clear()
+        self._held.clear()
+        self.tight = False
+
+    def take(self, claimant: Claimant, footprint: Footprint) -> bool:
+        """Give room to another version of somebody; return whether it fits."""
+        ledger, nodes = self._ledger, self._nodes
+        need = ledger.need(footprint)
+        if nodes:
+            need -= sum(size for node, size in footprint.shared if node in nodes)
+        if need and ledger.used + self._used + need > ledger.budget:
+            self.tight = True
+            return False
+        self._used += need
+        for node, _ in footprint.shared:
+            if not ledger.has(node):
+                nodes[node] = nodes.get(node, 0) + 1
+        self._held.setdefault(claimant, []).append(footprint)
+        return True
+
+    def give_back(self, claimant: Claimant) -> None:
+        """Take somebody's room away."""
+        for footprint in self._held.pop(claimant, ()):
+            self._used -= footprint.own
+            for node, size in footprint.shared:
+                if node not in self._nodes:
+                    continue
+                self._nodes[node] -= 1
+                if not self._nodes[node]:
+                    del self._nodes[node]
+                    self._used -= size

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from typing import TypeAlias
 
 from promptprefix.eligibility import Standing, obstacle
@@ -21,10 +23,10 @@ class Circle:
     """The pods that a selector selects, for a model, in the order of their names."""
 
     model: str
+    selector: LabelSelector
     selected: Sequence[Station]
     standing: Mapping[Station, Standing]
     eligible: Sequence[Station]
-    obstacles: Sequence[tuple[Station, Problem]]
     block_sizes: frozenset[int]
 
     @property
@@ -32,84 +34,90 @@ class Circle:
         """Whether all sidecars are."""
         return all(each.candidate.connected for each in self.selected)
 
+    @cached_property
+    def obstacles(self) -> Sequence[tuple[Station, Problem]]:
+        """What keeps selected pods from holding the prefix."""
+        # Pods that decode are not meant to hold anything, unless no other pod can.
+        passed = {Standing.ELIGIBLE} | ({Standing.DECODES} if self.eligible else set())
+        found = (
+            (station, obstacle(station.candidate, self.model))
+            for station in self.selected
+            if self.standing[station] not in passed
+        )
+        return [(station, problem) for station, problem in found if problem is not None]
+
 
 class Circles:
     """The circles of all resources, kept as long as the pods stand as they do."""
 
     def __init__(self) -> None:
-        self._labels: dict[tuple[str, str], dict[Station, tuple[Mapping[str, str], bool]]] = {}
-        self._selected: dict[tuple[str, str], tuple[Company, int, list[Station]]] = {}
-        self._circles: dict[tuple[str, str, str], tuple[Sequence[Station], int, Circle]] = {}
-        self._used: set[tuple[str, str]] = set()
-        self._asked: set[tuple[str, str, str]] = set()
+        self._known: dict[tuple[str, str, str], tuple[Company, Circle]] = {}
 
     def circle(
         self, namespace: str, company: Company, key: str, selector: LabelSelector, model: str
     ) -> Circle:
         """Return the circle of a resource; ``key`` is the text of its selector."""
-        selected = self._select((namespace, key), company, selector)
         place = (namespace, key, model)
-        self._asked.add(place)
-        found = self._circles.get(place)
-        if found is not None and found[0] is selected and found[1] == company.standings:
-            return found[2]
-        made = _circle(selected, model)
-        self._circles[place] = (selected, company.standings, made)
+        found = self._known.get(place)
+        if found is not None and found[0] is company:
+            return found[1]
+        selected = [each for each in company.in_order if _selects(selector, each)]
+        made = _circle(model, selector, selected, {})
+        self._known[place] = (company, made)
         return made
 
-    def prune(self) -> None:
-        """Forget the circles that nobody has asked for since the last time."""
-        for place in self._circles.keys() - self._asked:
-            del self._circles[place]
-        for key in self._selected.keys() - self._used:
-            del self._selected[key]
-            del self._labels[key]
-        self._used.clear()
-        self._asked.clear()
+    def follow(self) -> Mapping[Circle, Circle]:
+        """Take in who stands otherwise now; return which circles took the places of others."""
+        renewed = {}
+        for place, (company, circle) in self._known.items():
+            if company.shifted and (made := _renewed(circle, company)) is not None:
+                renewed[circle] = made
+                self._known[place] = (company, made)
+        return renewed
 
-    def _select(
-        self, key: tuple[str, str], company: Company, selector: LabelSelector
-    ) -> list[Station]:
-        self._used.add(key)
-        found = self._selected.get(key)
-        if found is not None and found[0] is company and found[1] == company.standings:
-            return found[2]
-        known = self._labels.get(key, {})
-        now: dict[Station, tuple[Mapping[str, str], bool]] = {}
-        selected = []
-        for station in company.in_order:
-            labels = station.candidate.pod.labels
-            read = known.get(station)
-            if read is None or read[0] is not labels:
-                read = (labels, selector.matches(labels))
-            now[station] = read
-            if read[1] and not station.candidate.pod.leaving:
-                selected.append(station)
-        self._labels[key] = now
-        self._selected[key] = (company, company.standings, selected)
-        return selected
+    def keep(self, used: Container[Circle]) -> None:
+        """Forget those that nobody uses."""
+        gone = [place for place, (_, circle) in self._known.items() if circle not in used]
+        for place in gone:
+            del self._known[place]
 
 
-def _circle(selected: Sequence[Station], model: str) -> Circle:
-    standing = {station: station.candidate.standing(model) for station in selected}
-    eligible = [station for station in selected if standing[station] is Standing.ELIGIBLE]
-    found = (
-        (station, obstacle(station.candidate, model))
-        for station in selected
-        # Pods that decode are not meant to hold anything, unless no other pod can.
-        if standing[station] is not Standing.ELIGIBLE
-        and (standing[station] is not Standing.DECODES or not eligible)
-    )
-    return Circle(
-        model=model,
-        selected=selected,
-        standing=standing,
-        eligible=eligible,
-        obstacles=[(station, problem) for station, problem in found if problem is not None],
-        block_sizes=frozenset(
-            engine.block_size for each in eligible if (engine := each.candidate.engine) is not None
-        ),
-    )
+def _renewed(circle: Circle, company: Company) -> Circle | None:
+    """Return the circle of this moment; None if it is the same still."""
+    gone, come = [], []
+    for station in company.shifted:
+        if station in circle.standing:
+            gone.append(station)
+        present = company.stations.get(station.candidate.pod.uid) is station
+        if present and _selects(circle.selector, station):
+            come.append(station)
+    if not gone and not come:
+        return None
+    standing = dict(circle.standing)
+    for station in gone:
+        del standing[station]
+    selected = [station for station in circle.selected if station in standing]
+    if come:
+        selected = sorted([*selected, *come], key=attrgetter("order"))
+    return _circle(circle.model, circle.selector, selected, standing)
+
+
+def _selects(selector: LabelSelector, station: Station) -> bool:
+    pod = station.candidate.pod
+    return not pod.leaving and selector.matches(pod.labels)
+
+
+def _circle(
+    model: str,
+    selector: LabelSelector,
+    selected: Sequence[Station],
+    known: Mapping[Station, Standing],
+) -> Circle:
+    """Return the circle of the selected; of some it is known how they stand."""
+    standing = {each: known.get(each) or each.candidate.standing(model) for each in selected}
+    eligible = [each for each in selected if standing[each] is Standing.ELIGIBLE]
+    sizes = {engine.block_size for each in eligible if (engine := each.candidate.engine)}
+    return Circle(model, selector, selected, standing, eligible, frozenset(sizes))
 
 
 class Shelf:
@@ -117,7 +125,13 @@ class Shelf:
 
     def __init__(self, stations: Sequence[Station]) -> None:
         self._heap = [(*load_of(station), index, station) for index, station in enumerate(stations)]
+        self._index = {entry[4]: entry[3] for entry in self._heap}
         heapq.heapify(self._heap)
+
+    def renew(self, station: Station) -> None:
+        """Take in that somebody has made room on a pod, which may be of another circle."""
+        if (index := self._index.get(station)) is not None:
+            heapq.heappush(self._heap, (*load_of(station), index, station))
 
     def find(
         self, fits: Callable[[Station], bool], need: int, crowd: Mapping[str, int]
@@ -135,6 +149,9 @@ class Shelf:
             load = load_of(station)
             if entry[:3] != load:
                 heapq.heapreplace(heap, (*load, entry[3], station))
+                continue
+            if passed and passed[-1] == entry:
+                heapq.heappop(heap)
                 continue
             if need and -load[0] < need:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -41,26 +41,26 @@ class Shortfall:
 
 @dataclass(frozen=True)
 class Holding:
-    """A chosen pod and what it reports of the declared version."""
+    """A chosen pod and what it reports of the declared version.
+
+    ``serving``: its engine `serves`; ``warm``: the version is warm there, and ``pinned``: can't be
+    evicted.
+    """
 
     pod: str
     state: PlacementState | None
     engine: EngineState | None
+    serving: bool = field(init=False, compare=False)
+    warm: bool = field(init=False, compare=False)
+    pinned: bool = field(init=False, compare=False)
 
-    @cached_property
-    def serving(self) -> bool:
-        """Whether its engine `serves`."""
-        return serves(self.engine)
-
-    @cached_property
-    def warm(self) -> bool:
-        """Whether the declared version is warm there."""
-        return self.serving and self.state is not None and self.state.phase is Phase.WARM
-
-    @cached_property
-    def pinned(self) -> bool:
-        """Whether it is warm and can't be evicted."""
-        return self.warm and self.state is not None and self.state.pinned is Pinning.HARD
+    def __post_init__(self) -> None:
+        serving, state = serves(self.engine), self.state
+        warm = serving and state is not None and state.phase is Phase.WARM
+        pinned = warm and state is not None and state.pinned is Pinning.HARD
+        object.__setattr__(self, "serving", serving)
+        object.__setattr__(self, "warm", warm)
+        object.__setattr__(self, "pinned", pinned)
 
     @property
     def released(self) -> bool:
@@ -71,30 +71,58 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Crew:
+    """The chosen pods, as far as it matters while a prefix is held.
+
+    ``unsound`` are those that are not as good as they can be: warm and hard-pinned. Tokens and
+    blocks are as the first of the warm pods that knows them reports, or of all if none is warm.
+    """
+
+    count: int
+    warm: int
+    unsound: tuple[Holding, ...]
+    size: tuple[int, int]
+
+
+def crew_of(holdings: Sequence[Holding]) -> Crew:
+    """Return the crew of all these pods."""
+    warm = [holding for holding in holdings if holding.warm]
+    unsound = tuple(holding for holding in holdings if not holding.pinned)
+    return Crew(len(holdings), len(warm), unsound, size_of(warm or holdings))
+
+
+@dataclass(frozen=True)
 class Outlook:
     """What a resource's status is told from.
 
     ``wanted`` counts the pods that should hold it; ``holders`` names the pods that may still
     hold any version of it, and ``releasing`` those that have not yet released one that they were
     told to release. ``warm_pods`` and ``matched`` are by version id: the pods that hold it
-    warm, and the latest match that an engine tells of.
+    warm, and the latest match that an engine tells of. ``holdings`` may be left out of a prefix
+    that is held, where the crew is ``known``.
     """
 
     prefix: Prefix
     wanted: int
     holdings: tuple[Holding, ...]
-    obstacles: tuple[Problem, ...] = ()
     shortfall: Shortfall | None = None
+    obstacles: tuple[Problem, ...] = ()
     holders: tuple[str, ...] = ()
     demand: Demand = ALWAYS
     releasing: tuple[str, ...] = ()
     warm_pods: Mapping[str, int] = field(default_factory=dict)
     matched: Mapping[str, datetime] = field(default_factory=dict)
+    known: Crew | None = None
 
     @cached_property
+    def crew(self) -> Crew:
+        """The chosen pods."""
+        return crew_of(self.holdings) if self.known is None else self.known
+
+    @property
     def unsound(self) -> tuple[Holding, ...]:
-        """The holdings that are not as good as they can be: warm and hard-pinned."""
-        return tuple(holding for holding in self.holdings if not holding.pinned)
+        """The pods that are not as good as they can be."""
+        return self.crew.unsound
 
 
 @dataclass(frozen=True)
@@ -111,8 +139,8 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
     """Return the status; transition times move to ``now`` only where a condition flips."""
     prefix = outlook.prefix
     verdict = judge(outlook)
-    warm = [holding for holding in outlook.holdings if holding.warm]
-    tokens, blocks = _size(warm or outlook.holdings)
+    crew = outlook.crew
+    tokens, blocks = crew.size
     transition = outlook.demand.next_transition
     return PromptPrefixStatus(
         observedGeneration=prefix.generation,
@@ -120,9 +148,9 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
         tokens=tokens,
         blocks=blocks,
         desiredPods=outlook.wanted,
-        warmPods=len(warm),
-        pinnedPods=sum(holding.pinned for holding in warm),
-        warm=f"{len(warm)}/{outlook.wanted}",
+        warmPods=crew.warm,
+        pinnedPods=crew.count - len(crew.unsound),
+        warm=f"{crew.warm}/{outlook.wanted}",
         versions=version_statuses(prefix, outlook.warm_pods, outlook.matched, now),
         activeWindow=outlook.demand.window,
         nextTransitionTime=transition and transition.replace(microsecond=0),
@@ -235,13 +263,13 @@ def _failed(outlook: Outlook) -> Verdict | None:
 
 def _warming(outlook: Outlook) -> Verdict | None:
     cold = [holding.pod for holding in outlook.unsound if not holding.warm]
-    if len(outlook.holdings) < outlook.wanted:
+    if outlook.crew.count < outlook.wanted:
         message = "Waits for the sidecars to report what their pods hold."
         return Verdict(False, Reason.RECONCILING, message)
     if not cold:
         return None
     down = [holding.pod for holding in outlook.unsound if not holding.serving]
-    warm = f"Warm on {len(outlook.holdings) - len(cold)} of {outlook.wanted} pods"
+    warm = f"Warm on {outlook.crew.count - len(cold)} of {outlook.wanted} pods"
     if len(down) == len(cold):
         message = (
             f"{warm}; the engine is down on {_names(down)}: it is warmed again when it is back."
@@ -251,8 +279,8 @@ def _warming(outlook: Outlook) -> Verdict | None:
 
 
 def _reached(outlook: Outlook) -> Verdict:
-    tokens, blocks = _size(outlook.holdings)
-    text = f"Warm on {_count(len(outlook.holdings), 'pod')}: {tokens} tokens in {blocks} blocks"
+    tokens, blocks = outlook.crew.size
+    text = f"Warm on {_count(outlook.crew.count, 'pod')}: {tokens} tokens in {blocks} blocks"
     soft = outlook.unsound
     if outlook.prefix.pinning is Pinning.HARD and soft:
         why = _soft_reason(soft[0])
@@ -347,7 +375,7 @@ def _kept_problems(outlook: Outlook) -> Iterator[Problem]:
             yield Problem(pod=holding.pod, reason=reason, message=_cut(message))
 
 
-def _size(holdings: Iterable[Holding]) -> tuple[int, int]:
+def size_of(holdings: Iterable[Holding]) -> tuple[int, int]:
     """Return tokens and blocks, as the first pod that knows them reports."""
     for holding in holdings:
         state, engine = holding.state, holding.engine

@@ -6,12 +6,13 @@ when one of these says something new.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from promptprefix.circles import Circle
-from promptprefix.conditions import Holding, Outlook
+from promptprefix.conditions import Crew, Holding, Outlook, size_of
 from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import Standing
@@ -21,21 +22,28 @@ from promptprefix.notes import Notes
 from promptprefix.resource import OnIdle, PromptPrefixStatus
 from promptprefix.roster import Company, Station, tie_of
 from promptprefix.routes import route_prefix_of, routed_versions
-from promptprefix.sizes import Remembered, Sizes, heads_of, sizes_of
-from promptprefix.stays import Stay
+from promptprefix.sizes import Remembered, Sizes, head_of, sizes_of
+from promptprefix.stays import Stay, Stays
 from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
 from promptprefix.wire import Phase, Placement, PlacementState, RoutePrefix
+
+_FEW = 32
+"""So many changes of a long list are made one by one; it is sorted anew for more."""
 
 _STAYING = (Standing.ELIGIBLE, Standing.UNHEALTHY, Standing.ASLEEP)
 
 
 class Dossier:
-    """Notes on one resource, for as long as it is the same."""
+    """Notes on one resource, for as long as it is the same.
 
-    def __init__(self, prefix: Prefix) -> None:
+    ``sizes`` are those that are reported of its versions, and ``room`` what they take by them.
+    """
+
+    def __init__(self, prefix: Prefix, draft: Draft) -> None:
         spec = prefix.spec
         self.prefix = prefix
+        self.draft = draft
         self.selector = spec.pods.selector.model_dump_json() if spec is not None else ""
         self.current = declared(prefix)
         self._model = spec.model if spec is not None else ""
@@ -43,41 +51,73 @@ class Dossier:
         self.sole = sole(prefix)
         salted = frozenset(v.id for v in self.versions if prefix.salted(v))
         self.notes = Notes(prefix.uid, self.versions, self.current, salted)
+        self.company: Company | None = None
+        self.sizes: tuple[tuple[Size, ...], ...] = ()
         self.heads: tuple[Head, ...] = ()
+        self.room = Sizes(prefix, {})
         self.outlook: Outlook | None = None
         self.status: PromptPrefixStatus | None = None
         self.told: tuple[object, ...] = ()
+        self.routed: tuple[RoutePrefix, ...] = ()
+        self._routed: tuple[object, ...] = ()
         self._tie = tie_of(prefix.uid)
-        self.sizes: tuple[tuple[Size, ...], ...] = ()
-        self._remembered: tuple[object, ...] = ()
         self._let_go = let_go(prefix.conditions)
         uses = (at for v in self.versions for at in (v.last_matched, v.used) if at is not None)
         self._latest = max(uses, default=None)
         self._used = self._latest
-        self._routes: tuple[RoutePrefix, ...] = ()
-        self._routed: tuple[object, ...] = ()
         self._asked: tuple[Evidence, datetime, Demand] | None = None
-        self._families: Families | None = None
-        self._printed: tuple[Head, ...] = ()
-        self._prints: tuple[Footprint, ...] = ()
+        self._known: Mapping[str, Mapping[Size, Footprint]] = {}
         self._ground: tuple[object, ...] = ()
-        self._circle: Circle | None = None
-        self._stays: dict[Station, Stay] = {}
-        self._in_order: Sequence[Stay] = []
+        self.stays = Stays()
         self._placements: dict[tuple[object, ...], Placement] = {}
 
-    def read(self, company: Company, remembered: Remembered) -> None:
-        """Read what the pods report of it and have reported of its sizes, if that is news."""
-        told = tuple(remembered.get(version.id) for version in self.versions)
-        if not self.notes.read(company) and told == self._remembered:
-            return
-        self._remembered = told
-        known = [self._latest] if self._latest is not None else []
-        self._used = max((*known, *self.notes.matched.values()), default=None)
+    def read(self, company: Company, remembered: Remembered) -> bool:
+        """Read what the pods report of it and have reported of its sizes.
+
+        Return whether other heads are reported.
+        """
+        self.company = company
+        if self.notes.read(company):
+            known = [self._latest] if self._latest is not None else []
+            self._used = max((*known, *self.notes.matched.values()), default=None)
         sizes = tuple(sizes_of(version, company, remembered) for version in self.versions)
-        if sizes != self.sizes:
-            self.sizes = sizes
-            self.heads = tuple(heads_of(self.prefix, company, remembered))
+        if sizes == self.sizes:
+            return False
+        self.sizes = sizes
+        told = zip(self.versions, sizes, strict=True)
+        heads = tuple(
+            head_of(self.prefix, version, size)
+            for version, each in told
+            for size in each
+            if size[2]
+        )
+        same, self.heads = heads == self.heads, heads
+        return not same
+
+    def gauge(self, families: Families) -> bool:
+        """Work out the room of all sizes that are told; return whether any is another."""
+        known = {
+            version.id: {
+                size: families.footprint(head_of(self.prefix, version, size)) for size in each
+            }
+            for version, each in zip(self.versions, self.sizes, strict=False)
+        }
+        if known == self._known:
+            return False
+        self._known = known
+        self.room = Sizes(self.prefix, known)
+        return True
+
+    def fresh(self, now: datetime) -> bool:
+        """Whether the time alone changes nothing in the answer to whether it is to be held."""
+        if self._asked is None:
+            return False
+        evidence, since, answer = self._asked
+        if now == since:
+            return True
+        if now < since or (answer.wake_at is not None and now >= answer.wake_at):
+            return False
+        return evidence.last_matched == self._used
 
     def demand(self, snapshot: Snapshot, now: datetime, calendar: Calendar) -> Demand:
         """Return whether it is to be held.
@@ -92,84 +132,72 @@ class Dossier:
         notes = self.notes
         awaited = notes.unheard or namespace in snapshot.silent
         visible = namespace in snapshot.routed or notes.counted or (self._let_go and awaited)
+        evidence = Evidence(used, visible)
         if self._asked is not None:
             asked, since, answer = self._asked
             fresh = since <= now and (answer.wake_at is None or now < answer.wake_at)
-            if fresh and asked.last_matched == used and asked.visible == visible:
+            if fresh and asked == evidence:
                 return answer
-        evidence = Evidence(used, visible)
         answer = demand(self.prefix, evidence, now, calendar)
         if self._asked is not None and answer == self._asked[2]:
             answer = self._asked[2]
         self._asked = (evidence, now, answer)
         return answer
 
-    def stays(self, circle: Circle, sizes: Sizes, families: Families, held: bool) -> Sequence[Stay]:
-        """Return the pods that may keep it, those that should stay first.
-
-        It is the same object as before as long as it says the same.
-        """
+    def follow(self, circle: Circle, held: bool) -> None:
+        """Bring ``stays`` to the present."""
         stale = self.notes.stale
         self.notes.stale = set()
-        if families is not self._families or self.heads is not self._printed:
-            self._families, self._printed = families, self.heads
-            self._prints = tuple(families.footprint(head) for head in self.heads)
-        ground = (self.sizes, self._prints, held)
+        ground = (self.room, held)
         if ground != self._ground:
             self._ground = ground
-            stale.update(self.notes.by_station, self._stays)
-        elif circle is not self._circle:
-            known, standing = self._stays, circle.standing
-            for station in self.notes.by_station:
-                stay = known.get(station)
-                if standing.get(station) is not (stay.standing if stay is not None else None):
-                    stale.add(station)
-        self._circle = circle
-        changed = False
-        for station in stale:
-            new = self._stay(station, circle, sizes, held)
-            if self._stays.get(station) == new:
-                continue
-            changed = True
-            if new is None:
-                del self._stays[station]
-            else:
-                self._stays[station] = new
+            stale.update(self.notes.by_station, self.stays.by_station)
+        changed = [
+            station
+            for station in stale
+            if self.stays.put(station, self._stay(station, circle, held))
+        ]
         if changed:
-            self._in_order = self._ordered(list(self._stays.values()))
-        return self._in_order
+            self._order(changed)
 
-    def _stay(self, station: Station, circle: Circle, sizes: Sizes, held: bool) -> Stay | None:
-        prefix, each = self.prefix, station.candidate
+    def _stay(self, station: Station, circle: Circle, held: bool) -> Stay | None:
+        prefix, each, sizes = self.prefix, station.candidate, self.room
         standing = circle.standing.get(station)
         if standing not in _STAYING or standing is None or prefix.uid not in each.knows:
             return None
         cold, resting = prefix.uid not in each.warms, prefix.uid not in each.firm
         if not held:
             return Stay(station, standing, NOTHING, cold=cold)
-        warm = (v for v in prefix.earlier if each.phase(v.id) is Phase.WARM)
-        earlier = next(warm, None) if prefix.earlier else None
         before: Footprint | None = None
-        if earlier is not None:
-            before = sizes.of(prefix, earlier, station)
+        for earlier in prefix.earlier:
+            if each.phase(earlier.id) is Phase.WARM:
+                before = sizes.of(earlier, station)
+                break
         if self.current is None:
             old = before is not None
             return Stay(station, standing, before or NOTHING, old=old, cold=cold, resting=resting)
         if before is not None and each.phase(self.current.id) is not Phase.WARM:
             return Stay(station, standing, before, old=True, cold=cold)
-        room = sizes.of(prefix, self.current, station)
+        room = sizes.of(self.current, station)
         failed = before is None and _failed(each.reported.get(self.current.id))
         return Stay(
             station, standing, room, second=before, cold=cold, resting=resting, failed=failed
         )
 
-    def _ordered(self, stays: list[Stay]) -> Sequence[Stay]:
+    def _order(self, changed: Sequence[Station]) -> None:
         """Order pods that hold it: the warm first, failed last, each zone and node in its turn."""
-        spec = self.prefix.spec
-        if spec is None or spec.replicas == "All":
-            return sorted(stays, key=lambda each: each.station.order)
+        spec, stays = self.prefix.spec, self.stays
+        if spec is not None and spec.replicas != "All":
+            stays.in_order = self._ranked(stays.by_station.values())
+        elif len(changed) > _FEW:
+            stays.in_order = sorted(stays.by_station.values(), key=_by_name)
+        else:
+            for station in changed:
+                _put_by_name(stays.in_order, station, stays.by_station.get(station))
+
+    def _ranked(self, stays: Iterable[Stay]) -> list[Stay]:
         ranked = sorted(stays, key=lambda each: (*each.rank, each.station.tie ^ self._tie))
-        if len(ranked) == 1:
+        if len(ranked) <= 1:
             return ranked
         crowd = _turns(ranked, lambda each: each.node)
         ranked.sort(key=lambda each: (*each.rank, crowd[each.station]))
@@ -201,11 +229,12 @@ class Dossier:
             )
         return found
 
-    def routes(self, draft: Draft) -> tuple[RoutePrefix, ...]:
-        """Return the versions as routers match them."""
+    def route(self) -> None:
+        """Bring ``routed``, the versions as routers match them, to the present."""
+        draft = self.draft
         key = (self.notes.route_mark, self.sizes, draft.holders)
         if self._routed == key:
-            return self._routes
+            return
         self._routed = key
         digests = self.notes.digests
         sizes = dict(zip((version.id for version in self.versions), self.sizes, strict=False))
@@ -213,19 +242,46 @@ class Dossier:
         for version in routed_versions(self.prefix, draft.holders):
             warm = digests.get(version.id, {})
             holders = draft.holders.get(version.id, ())
-            found = {warm[each] for each in holders if each in warm}
+            found = {digest for digest in map(warm.get, holders) if digest is not None}
             made.append(route_prefix_of(self.prefix, version, found, sizes.get(version.id, ())))
-        if tuple(made) != self._routes:
-            self._routes = tuple(made)
-        return self._routes
+        if tuple(made) != self.routed:
+            self.routed = tuple(made)
 
-    def holdings(self, stations: Sequence[Station]) -> tuple[Holding, ...]:
+    def holdings(self, stations: Iterable[Station]) -> tuple[Holding, ...]:
         """Return what chosen pods report of the declared version."""
-        known = self.notes.by_station
-        return tuple(
-            note.holding if (note := known.get(each)) is not None else _unknown(each)
-            for each in stations
+        known = self.notes.holdings
+        return tuple([known.get(each) or _unknown(each) for each in stations])
+
+    def crew(self, stations: Sequence[Station]) -> Crew:
+        """Return what the status of a held prefix tells of chosen pods."""
+        notes, chosen = self.notes, set(stations)
+        warm = chosen & notes.heated
+        rest = chosen - notes.sound
+        told = [each for each in stations if each in warm] if rest else stations
+        first = (self.notes.holdings.get(each) for each in told or stations)
+        return Crew(
+            count=len(chosen),
+            warm=len(warm),
+            unsound=self.holdings(each for each in stations if each in rest) if rest else (),
+            size=size_of(holding for holding in first if holding is not None),
         )
+
+
+def _by_name(stay: Stay) -> tuple[str, str, str]:
+    return stay.station.order
+
+
+def _put_by_name(stays: list[Stay], station: Station, stay: Stay | None) -> None:
+    """Put the stay on a pod in its place, or take it away."""
+    at = bisect_left(stays, station.order, key=_by_name)
+    # A pod that moved to another node has the name of the one that it was.
+    while at < len(stays) and stays[at].station.order == station.order:
+        if stays[at].station is station:
+            del stays[at]
+            break
+        at += 1
+    if stay is not None:
+        stays.insert(at, stay)
 
 
 def _failed(state: PlacementState | None) -> bool:

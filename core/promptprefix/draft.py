@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
+from typing import NamedTuple
 
 from promptprefix.circles import Circle
 from promptprefix.demand import ALWAYS, Demand
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Prefix, Version
-from promptprefix.heads import NOTHING, Families, Footprint
+from promptprefix.heads import NOTHING, Footprint
 from promptprefix.resource import Pinning
 from promptprefix.roster import Station
 from promptprefix.sizes import Sizes
-from promptprefix.stays import SPARE, Quota, Stay
+from promptprefix.stays import SPARE, Quota, Stay, Stays
 from promptprefix.wire import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Tenure:
+class Tenure(NamedTuple):
     """A version on a pod. ``until``: when it is no longer kept, if clients don't send it.
 
     ``measured``: it is not to be held, but to be measured.
@@ -41,14 +40,19 @@ class Draft:
     earlier version in the declared one's place, ``failed`` those that could not warm it. What they
     are told is ``common`` to all of them, or ``varied`` by pod; ``holders`` has the pods by the id
     of the version. ``measuring`` is a pod that is told to measure it, and ``measured`` what it is
-    told.
+    told. ``touched``: it may be on other pods than when `moves` was asked last. ``asked`` is all
+    that decides, beside the room, on which pods it is to be.
     """
 
     __slots__ = (
+        "_before",
         "_kept",
         "_quota",
+        "_reranked",
         "_synced",
         "_taken",
+        "_turned",
+        "asked",
         "awaited",
         "chosen",
         "circle",
@@ -66,8 +70,11 @@ class Draft:
         "rank",
         "resting",
         "rests",
+        "settled",
         "sizes",
         "stays",
+        "tenures",
+        "touched",
         "until",
         "varied",
         "wanted",
@@ -80,8 +87,9 @@ class Draft:
         self.order = (0, 0.0, prefix.uid)
         self.demand = ALWAYS
         self.circle: Circle | None = None
-        self.sizes = Sizes({}, Families(()))
-        self.stays: Sequence[Stay] = ()
+        self.sizes = Sizes(prefix, {})
+        self.stays = Stays()
+        self.asked: tuple[object, ...] = ()
         self.wanted = 0
         self.awaited = False
         self.resting = 0
@@ -90,16 +98,22 @@ class Draft:
         self.olds: frozenset[Station] = frozenset()
         self.failed: frozenset[Station] = frozenset()
         self.common: tuple[Placement, ...] = ()
-        self.varied: Mapping[Station, tuple[Placement, ...]] = {}
+        self.varied: dict[Station, tuple[Placement, ...]] = {}
+        self.tenures: dict[Station, tuple[Tenure, ...]] = {}
+        self.settled: tuple[object, ...] = ()
         self.until: datetime | None = None
         self.holders: Mapping[str, Sequence[Station]] = {}
-        self._kept: tuple[tuple[object, ...], Sequence[Stay], tuple[int, int]] = ((), (), (0, 0))
-        self.rests = False
         self.measuring: Station | None = None
         self.measured: tuple[Placement, ...] = ()
-        self._synced: Sequence[Stay] | None = None
+        self.rests = False
+        self.touched = False
+        self._kept: Sequence[Stay] = ()
+        self._synced: tuple[object, ...] | None = None
         self._quota = Quota(False, 0, 0)
         self._taken: list[Stay] = []
+        self._reranked = False
+        self._before: dict[Station, Footprint | None] = {}
+        self._turned: frozenset[Station] = frozenset()
 
     @property
     def missing(self) -> int:
@@ -121,76 +135,111 @@ class Draft:
     @property
     def sized(self) -> bool:
         """Whether some engine has told how large the declared version is."""
-        version = self.prefix.version
-        return version is None or bool(self.sizes.measured(self.prefix, version))
+        return self.sizes.sized
 
     @property
     def every(self) -> bool:
         """Whether it is wanted on all pods."""
         return self.prefix.spec is not None and self.prefix.spec.replicas == "All"
 
-    def begin(
-        self,
-        prefix: Prefix,
-        priority: int,
-        demand: Demand,
-        circle: Circle | None,
-        sizes: Sizes,
-    ) -> None:
-        """Begin the next plan."""
+    @property
+    def loose(self) -> bool:
+        """Whether it is on other pods than those that it had and wanted to keep."""
+        return self._synced is None
+
+    def begin(self, prefix: Prefix, priority: int, demand: Demand, sizes: Sizes) -> None:
+        """Begin the next plan: it asks for this now, and selects no pods until that is said."""
         self.prefix = prefix
-        self.priority = priority
-        self.order = order_of(prefix, priority)
         self.demand = demand
-        self.circle = circle
         self.sizes = sizes
-        self.stays = ()
+        self.circle = None
         self.awaited = False
+        order = order_of(prefix, priority)
+        if order != self.order:
+            self.priority, self.order = priority, order
+            self.touched = self._reranked = True
+            for station in self.claims:
+                station.ledger.reckon(station.ledger.budget)
+
+    def enter(self, circle: Circle) -> bool:
+        """Go by the present circle; return whether it may be wanted on another number of pods."""
+        before, self.circle = self.circle, circle
+        replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
+        if before is None or not isinstance(replicas, int):
+            return True
+        return min(len(before.eligible), len(circle.eligible)) < replicas
 
     def footprint(self, station: Station) -> Footprint:
         """Return the room that the declared version takes on a pod."""
-        return self.sizes.declared(self.prefix, station)
+        return self.sizes.declared(station)
 
-    def sync(self, moved: set[Station]) -> None:
+    def sync(self) -> None:
         """Claim room on all pods that it wants to keep, whether they have it or not.
 
         Those where it rests are left to `keep_in_turn`.
         """
-        kept = self._wanted_stays()
-        if kept is self._synced:
-            return
-        target = {stay.station: stay.first for stay in kept}
-        for station in [each for each, room in self.claims.items() if target.get(each) != room]:
-            station.ledger.give_back(self)
-            del self.claims[station]
-            moved.add(station)
-        for station, room in target.items():
-            if station not in self.claims:
-                station.ledger.force(self, room)
-                moved.add(station)
-        self.claims = target
-        self.chosen = sorted(target, key=attrgetter("order"))
-        self.olds = frozenset(stay.station for stay in kept if stay.old)
-        self.failed = frozenset(stay.station for stay in kept if stay.failed)
-        self._synced = kept
-
-    def _wanted_stays(self) -> Sequence[Stay]:
-        """Return which pods it keeps if all have room; the same object as long as they are."""
+        stays, before = self.stays, self._synced
         wanted, eligible = self._numbers()
         replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
         # A number of pods only depends on how many there are if these are too few.
         counted = min(wanted, eligible) if isinstance(replicas, int) else eligible
-        key = (self.stays, wanted, counted, self.demand.held, replicas)
-        if self._kept[0] != key:
-            kept = [stay for stay in self.stays if not stay.resting]
-            self.rests = len(kept) < len(self.stays)
-            if not self.every:
-                quota = self._new_quota()
-                kept = [stay for stay in kept if quota.take(stay)]
-            self._kept = (key, kept, self._counts(wanted, kept))
-            self._synced = None
-        self.wanted, self.resting = self._kept[2]
-        return self._kept[1]
+        key = (stays, stays.mark, wanted, counted, self.demand.held, replicas)
+        if before == key:
+            return
+        self.touched = True
+        if self.every and not stays.odd and before and before[0] is stays and not self.rests:
+            self._follow(wanted)
+        else:
+            self._keep(wanted)
+        stays.changed.clear()
+        self._synced = key
+
+    def _follow(self, wanted: int) -> None:
+        """Claim room on all pods, where only some stays are others than they were."""
+        changed, rooms = self.stays.changed, self.stays.by_station
+        self.wanted, self.resting = wanted if self.demand.held else 0, 0
+        gone = [each for each in changed if each in self.claims and each not in rooms]
+        come = [each for each in changed if each not in self.claims and each in rooms]
+        for station in changed:
+            stay = rooms.get(station)
+            self._claim(station, None if stay is None else stay.first)
+        if come:
+            self.chosen = sorted(self.claims, key=attrgetter("order"))
+        elif gone:
+            self.chosen = [each for each in self.chosen if each not in gone]
+        self.olds = self.failed = frozenset()
+
+    def _keep(self, wanted: int) -> None:
+        """Claim room on the pods that it wants to keep."""
+        kept = [stay for stay in self.stays.in_order if not stay.resting]
+        self.rests = len(kept) < len(self.stays.in_order)
+        if not self.every:
+            quota = self._new_quota()
+            kept = [stay for stay in kept if quota.take(stay)]
+        self._kept = kept
+        self.wanted, self.resting = self._counts(wanted, kept)
+        target = {stay.station: stay.first for stay in kept}
+        for station in self.claims.keys() - target.keys():
+            self._claim(station, None)
+        for station, room in target.items():
+            self._claim(station, room)
+        self.chosen = list(target) if self.every else sorted(target, key=attrgetter("order"))
+        told = [stay for stay in kept if stay.old or stay.failed]
+        self.olds = frozenset(stay.station for stay in told if stay.old)
+        self.failed = frozenset(stay.station for stay in told if stay.failed)
+
+    def _claim(self, station: Station, room: Footprint | None) -> None:
+        """Claim so much room on a pod, or none any longer."""
+        held = self.claims.get(station)
+        if held is room or held == room:
+            return
+        self._remember(station)
+        if held is not None:
+            station.ledger.give_back(self)
+            del self.claims[station]
+        if room is not None:
+            station.ledger.force(self, room)
+            self.claims[station] = room
 
     def _numbers(self) -> tuple[int, int]:
         """Return on how many pods it is wanted, and how many are eligible."""
@@ -206,7 +255,7 @@ class Draft:
         wanted, eligible = self._numbers()
         if spec is None or isinstance(spec.replicas, int):
             return Quota(held, wanted, max(0, wanted - eligible))
-        recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in self.stays)
+        recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in self.stays.in_order)
         more = spec.pods_wanted(eligible + recovering) - wanted
         return Quota(held, wanted, more) if held else Quota(held, wanted + more, 0)
 
@@ -219,42 +268,52 @@ class Draft:
         spec = self.prefix.spec
         if not self.demand.held or spec is None or isinstance(spec.replicas, int):
             return wanted if self.demand.held else 0, 0
-        standings = [stay.standing for stay in kept]
+        standings = [stay.standing for stay in kept if stay.standing is not Standing.ELIGIBLE]
         return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
 
     def keep_none(self) -> None:
         """Begin to `keep_in_turn` with no pods."""
+        for station in self.claims:
+            self._remember(station)
         self.claims, self._synced = {}, None
         self._quota, self._taken = self._new_quota(), []
         self._count_taken()
 
+    def might_rest(self) -> bool:
+        """Whether there may be room where it rests, if need be by others of lower priority."""
+        return any(
+            stay.resting
+            and (stay.second is not None or stay.station.ledger.might(self, stay.first))
+            for stay in self.stays.in_order
+        )
+
     def keep_synced(self) -> None:
         """Begin to `keep_in_turn` with those that `sync` has claimed."""
-        self._quota, self._taken = self._new_quota(), list(self._kept[1])
+        self._quota, self._taken = self._new_quota(), list(self._kept)
         for stay in self._taken:
             self._quota.take(stay)
 
-    def keep_in_turn(self, moved: set[Station], *, resting: bool) -> Sequence[Stay]:
+    def keep_in_turn(self, *, resting: bool) -> Sequence[Stay]:
         """Keep the pods that have room and are wanted, those first that should stay first.
 
         Those where it rests have their turn when all of the same priority have kept the others.
         Returned are those that are wanted and have no room.
         """
         refused, taken = [], len(self._taken)
-        for stay in self.stays:
+        for stay in self.stays.in_order:
             if stay.resting is not resting or not (self.every or self._quota.may(stay)):
                 continue
             if stay.station.ledger.take(self, stay.first):
                 kept = stay
             elif stay.second is not None and stay.station.ledger.take(self, stay.second):
-                kept = replace(stay, first=stay.second, second=None, old=True)
+                kept = stay._replace(first=stay.second, second=None, old=True)
             else:
                 refused.append(stay)
                 continue
             self._quota.take(stay)
             self._taken.append(kept)
+            self._remember(stay.station)
             self.claims[stay.station] = kept.first
-            moved.add(stay.station)
         if len(self._taken) > taken:
             self._synced = None
             self._count_taken()
@@ -266,80 +325,74 @@ class Draft:
         self.failed = frozenset(stay.station for stay in self._taken if stay.failed)
         self.wanted, self.resting = self._counts(self._numbers()[0], self._taken)
 
-    def choose(self, stations: Sequence[Station], moved: set[Station]) -> None:
+    def choose(self, stations: Sequence[Station]) -> None:
         """Take pods that gave room."""
         if not stations:
             return
         for station in stations:
+            self._remember(station)
             self.claims[station] = station.ledger.claims[self]
         self.chosen = sorted(self.claims, key=attrgetter("order"))
         self._synced = None
-        moved.update(stations)
 
-    def lose(self, station: Station, moved: set[Station]) -> None:
+    def lose(self, station: Station) -> None:
         """Leave a pod to others."""
+        self._remember(station)
         station.ledger.give_back(self)
         del self.claims[station]
         self.chosen = [each for each in self.chosen if each is not station]
         self.olds -= {station}
         self.failed -= {station}
         self._synced = None
-        moved.add(station)
 
-    def settle_alike(
-        self,
-        holders: Mapping[str, Sequence[Station]],
-        placements: tuple[Placement, ...],
-        moved: set[Station],
-    ) -> None:
-        """Hold the same on all pods."""
-        self.holders, self.until = holders, None
-        if self.varied or (placements is not self.common and placements != self.common):
-            moved.update(self.claims)
-            self.common, self.varied = placements, {}
+    def measure(self, station: Station, placement: Placement) -> None:
+        """Be measured on a pod, and take no room there."""
+        station.ledger.force(self, NOTHING)
+        self.measuring, self.measured = station, (placement,)
 
-    def settle(
-        self,
-        held: Mapping[Station, Sequence[Tenure]],
-        placements: Mapping[Station, tuple[Placement, ...]],
-        moved: set[Station],
-    ) -> None:
-        """Hold on each pod what is said of it."""
-        holders: dict[str, list[Station]] = {}
-        for station, on in held.items():
-            if placements[station] != self.varied.get(station):
-                moved.add(station)
-            for each in on:
-                if not each.measured:
-                    holders.setdefault(each.version.id, []).append(station)
-        ends = (each.until for on in held.values() for each in on)
-        self.until = min((end for end in ends if end is not None), default=None)
-        self.holders, self.common, self.varied = holders, (), placements
+    def end_measuring(self) -> None:
+        """Be measured nowhere."""
+        if self.measuring is not None:
+            self.measuring.ledger.give_back(self)
+            self.measuring = None
+
+    def leave(self) -> Iterable[Station]:
+        """Leave all pods, as the resource is gone; return those that it was on."""
+        left = [*self.claims] if self.measuring is None else [*self.claims, self.measuring]
+        self.end_measuring()
+        for station in self.claims:
+            station.ledger.give_back(self)
+        self.claims = {}
+        return left
+
+    def moves(self) -> tuple[set[Station], frozenset[Station]]:
+        """Return the pods on which its claims are others than when it was asked last.
+
+        If others come before it now, or after it, that is on all. Also returned are those on which
+        it does, or does no longer, give the room to an earlier version.
+        """
+        claims = self.claims
+        moved = {station for station, room in self._before.items() if claims.get(station) != room}
+        if self._reranked:
+            moved.update(claims)
+        turned, self._turned = self._turned ^ self.olds, self.olds
+        self._before = {}
+        self.touched = self._reranked = False
+        return moved, turned
+
+    def _remember(self, station: Station) -> None:
+        """Note what it claimed on a pod before this plan."""
+        self.touched = True
+        if station not in self._before:
+            self._before[station] = self.claims.get(station)
 
     def told(self, station: Station) -> tuple[Placement, ...]:
         """Return what a pod is told of it."""
         if station is self.measuring:
             return self.measured
-        return self.varied.get(station, ()) if self.varied else self.common
-
-    def measure(self, station: Station, placement: Placement, moved: set[Station]) -> None:
-        """Be measured on a pod, and take no room there."""
-        station.ledger.force(self, NOTHING)
-        self.measuring, self.measured = station, (placement,)
-        moved.add(station)
-
-    def end_measuring(self, moved: set[Station]) -> None:
-        """Be measured nowhere."""
-        if self.measuring is not None:
-            self.measuring.ledger.give_back(self)
-            moved.add(self.measuring)
-            self.measuring = None
-
-    def leave(self, moved: set[Station]) -> None:
-        """Leave all pods: the resource is gone."""
-        for station in self.claims:
-            station.ledger.give_back(self)
-        moved.update(self.claims)
+        if station not in self.claims:
+            return ()
+        return self.varied.get(station, ()) if self.prefix.earlier else self.common
 
 
 def order_of(prefix: Prefix, priority: int) -> tuple[int, float, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from promptprefix.conditions import Shortfall
 from promptprefix.fleet import Pod, Sidecar, owner, serves
@@ -12,6 +14,7 @@ from promptprefix.reasons import Reason
 from promptprefix.resource import Problem, PromptPrefixSpec
 from promptprefix.wire import EngineState, Phase, PlacementState
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODELS_NAMED = 5
 
 
@@ -59,6 +62,20 @@ class Candidate:
     def serving(self) -> bool:
         """Whether its engine `serves`."""
         return serves(self.engine)
+
+    @cached_property
+    def warm(self) -> Mapping[str, str]:
+        """The token digests of what is warm, by placement.
+
+        An engine that is down holds nothing, whatever was reported before.
+        """
+        if not self.serving:
+            return {}
+        return {
+            id_: state.token_digest
+            for id_, state in self.reported.items()
+            if state.phase is Phase.WARM and _DIGEST.fullmatch(state.token_digest)
+        }
 
     def phase(self, placement: str) -> Phase | None:
         """Return the reported phase of a placement, if it is reported."""

@@ -8,7 +8,7 @@ agree says; what they may share beyond it counts twice, so a sum is never too sm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,33 +57,43 @@ NOTHING = Footprint(0, 0)
 
 
 class Families:
-    """The footprints of all heads at one moment.
+    """The footprints of the heads of all resources, as they are told.
 
     Rungs that the same heads have in common are one node, so that a footprint has as many nodes as
     there are different sets of heads that it shares blocks with.
     """
 
-    def __init__(self, heads: Iterable[Head]) -> None:
-        self._sharers: Counter[Rung] = Counter()
-        self._known: dict[Head, Footprint] = {}
-        for head in heads:
-            if head.heads:
-                self._sharers.update(rung for _, rung in head.rungs)
+    def __init__(self) -> None:
+        self._heads: dict[str, Sequence[Head]] = {}
+        self._owners: dict[Rung, list[str]] = {}
+
+    def tell(self, uid: str, heads: Sequence[Head]) -> set[str]:
+        """Take in the heads of a resource in place of those before.
+
+        Return the resources of which some footprint may be another one now.
+        """
+        before = [rung for head in self._heads.pop(uid, ()) for _, rung in head.rungs]
+        after = [rung for head in heads for _, rung in head.rungs]
+        if heads:
+            self._heads[uid] = heads
+        for rung in before:
+            owners = self._owners[rung]
+            owners.remove(uid)
+            if not owners:
+                del self._owners[rung]
+        for rung in after:
+            self._owners.setdefault(rung, []).append(uid)
+        counted = Counter(after)
+        counted.subtract(before)
+        moved = (rung for rung, more in counted.items() if more)
+        return {each for rung in moved for each in self._owners.get(rung, ())}
 
     def footprint(self, head: Head) -> Footprint:
         """Return the footprint of one of the heads, or of one that shares nothing."""
-        if not head.heads:
-            return Footprint(head.blocks, head.blocks)
-        found = self._known.get(head)
-        if found is None:
-            found = self._known[head] = self._read(head)
-        return found
-
-    def _read(self, head: Head) -> Footprint:
         segments: list[tuple[Node, int]] = []
         begin = covered = sharers = 0
         for count, rung in head.rungs:
-            also = self._sharers[rung]
+            also = len(self._owners.get(rung, ()))
             if also < 2:
                 break
             if segments and also == sharers:

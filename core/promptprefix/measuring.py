@@ -5,7 +5,7 @@ Its real size may be smaller, and it may share blocks with others: only an engin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from promptprefix.circles import Circle
 from promptprefix.dossier import Dossier
@@ -15,14 +15,14 @@ from promptprefix.resource import Pinning
 from promptprefix.roster import Station, tie_of
 
 
-def measure(drafts: Sequence[Draft], dossiers: Sequence[Dossier], moved: set[Station]) -> None:
+def measure(dossiers: Iterable[Dossier]) -> None:
     """Let those be measured on a pod that are on none for want of room and of unknown size."""
-    for draft, dossier in zip(drafts, dossiers, strict=True):
-        station = _station(draft)
+    for dossier in dossiers:
+        draft = dossier.draft
+        station = _station(draft) if draft.missing > 0 and draft.open else None
         if station is not None and dossier.current is not None:
             tenure = Tenure(dossier.current, draft.prefix.pinning, measured=True)
-            placement = dossier.placement(tenure, draft.priority, draft.demand)
-            draft.measure(station, placement, moved)
+            draft.measure(station, dossier.placement(tenure, draft.priority, draft.demand))
 
 
 def _station(draft: Draft) -> Station | None:
@@ -31,13 +31,11 @@ def _station(draft: Draft) -> Station | None:
     It is one that was told so before, if there is any.
     """
     circle, prefix = draft.circle, draft.prefix
-    if circle is None or draft.missing <= 0 or not draft.open or _on_some(draft, circle):
-        return None
     version = prefix.version
     if version is None or not version.readable or prefix.pinning is Pinning.NONE:
         return None
-    known = draft.sizes.measured(prefix, version)
-    if circle.block_sizes <= known:
+    known = draft.sizes.measured(version)
+    if circle is None or circle.block_sizes <= known or _on_some(draft, circle):
         return None
     able = [
         station

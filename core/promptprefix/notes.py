@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from promptprefix.conditions import Holding
 from promptprefix.eligibility import held_there
@@ -17,13 +17,13 @@ from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """What one pod reports.
 
     ``hits`` are the latest matches and ``digests`` the tokens of what is warm, by version.
     ``counted``: its engine's plugin counts matches; ``unheard``: it has not said whether.
     ``holds``: it may hold some version; ``lingers``: it holds another than the declared one.
+    ``knows``: it holds some or has released it. ``sizes`` are tokens and heads, by version.
     """
 
     holding: Holding
@@ -34,13 +34,17 @@ class Note:
     unheard: bool
     holds: bool
     lingers: bool
+    knows: bool
+    sizes: Sequence[tuple[str, int, tuple[str, ...]]]
 
 
 class Notes:
     """What all pods report of the versions of a resource.
 
-    ``status_mark`` rises when the status may say something else, ``route_mark`` when routers may be
-    told something else. ``stale`` collects the pods that moved, for whoever takes it.
+    ``status_mark`` rises when the status may say something else or another pod be chosen,
+    ``route_mark`` when routers may be told something else. ``stale`` collects the pods that moved,
+    for whoever takes it. ``heated`` are those that have the declared version warm, ``sound`` those
+    of them that pin it.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class Notes:
         self._counted = 0
         self._unheard = 0
         self.by_station: dict[Station, Note] = {}
+        self.holdings: dict[Station, Holding] = {}
+        self.sound: set[Station] = set()
+        self.heated: set[Station] = set()
         self.digests: dict[str, dict[Station, str]] = {}
         self.matched: Mapping[str, datetime] = {}
         self.shown: Mapping[str, datetime] = {}
@@ -99,11 +106,24 @@ class Notes:
             new = self._note(station, old) if station in mentioned else None
             if new is not None:
                 self.by_station[station] = new
+            self._hold(station, new.holding if new is not None else None)
             self._count(station, old, new)
         self.stale.update(moved)
         if (hits := self._hits_told()) != before:
             self._tell(hits)
         return True
+
+    def _hold(self, station: Station, holding: Holding | None) -> None:
+        self.sound.discard(station)
+        self.heated.discard(station)
+        if holding is None:
+            self.holdings.pop(station, None)
+            return
+        self.holdings[station] = holding
+        if holding.pinned:
+            self.sound.add(station)
+        if holding.warm:
+            self.heated.add(station)
 
     def _hits_told(self) -> dict[str, float]:
         return {id_: max(hits.values()) for id_, hits in self._hits.items() if hits}
@@ -118,11 +138,12 @@ class Notes:
 
     def _note(self, station: Station, old: Note | None) -> Note:
         each = station.candidate
-        hits, digests, warm = {}, {}, []
+        hits, digests, warm, sizes = {}, {}, [], []
         for version in self._versions:
             state = each.reported.get(version.id)
             if state is None:
                 continue
+            sizes.append((version.id, state.tokens, state.heads))
             if state.last_hit is not None and state.last_hit > 0:
                 hits[version.id] = min(state.last_hit, _LATEST)
             if state.phase is Phase.WARM and each.serving:
@@ -132,16 +153,18 @@ class Notes:
         holding = Holding(each.pod.name, each.reported.get(self._current), each.engine)
         if old is not None and _same(old.holding, holding):
             holding = old.holding
-        owned = each.owned.get(self._uid, ())
+        owned, knows = each.owned.get(self._uid, ()), self._uid in each.knows
         return Note(
             holding=holding,
             hits=hits,
             digests=digests,
             warm=warm,
             counted=any(state.counted for state in owned),
-            unheard=self._uid in each.knows and (not owned or _asking(each.engine)),
+            unheard=knows and (not owned or _asking(each.engine)),
             holds=self._uid in each.holds,
             lingers=any(held_there(state) for state in owned if state.id != self._current),
+            knows=knows,
+            sizes=sizes,
         )
 
     def _count(self, station: Station, old: Note | None, new: Note | None) -> None:
@@ -170,7 +193,8 @@ class Notes:
         self.status_mark += (
             old.holding is not new.holding
             or old.warm != new.warm
-            or (old.holds, old.lingers) != (new.holds, new.lingers)
+            or old.sizes != new.sizes
+            or (old.holds, old.lingers, old.knows) != (new.holds, new.lingers, new.knows)
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from promptprefix.budget import UNLIMITED
 from promptprefix.circles import Circle
 from promptprefix.conditions import Shortfall
 from promptprefix.draft import Draft
+from promptprefix.eligibility import Standing
 from promptprefix.fleet import Limits
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
@@ -32,33 +33,47 @@ class Taker:
 class Takers:
     """Who holds room on the pods of circles, those that hold most first, in one plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, drafts: Sequence[Draft], before: Takers | None = None) -> None:
+        self._drafts = drafts
+        # Equal problems are the same object from plan to plan, so that statuses compare fast.
+        self._known: Mapping[tuple[Station, int], Problem] = {}
+        if before is not None:
+            self._known = before._problems or before._known
         self._all: dict[Circle, Sequence[Taker]] = {}
         self._stronger: dict[tuple[Circle, int], Sequence[Taker]] = {}
+        self._names: dict[tuple[Circle, int], set[str]] = {}
+        self._said: dict[tuple[Circle, int], str] = {}
         self._lowest: dict[tuple[Circle, int], int] = {}
         self._budgets: dict[Circle, int] = {}
         self._problems: dict[tuple[Station, int], Problem] = {}
 
-    def of(self, draft: Draft, circle: Circle) -> Sequence[Taker]:
-        """Return those that a prefix can't displace."""
+    def of(self, draft: Draft, circle: Circle) -> str:
+        """Say who they are that a prefix can't displace; empty if there are none."""
+        found, name = self._those(draft, circle), draft.prefix.name
+        key = (circle, draft.priority)
+        if key not in self._names:
+            self._names[key] = {each.name for each in found}
+            self._said[key] = _who(found, len(found))
+        if not draft.chosen or name not in self._names[key]:
+            return self._said[key]
+        first = [each for each in found[: _NAMED + 1] if each.name != name]
+        return _who(first, len(found) - 1)
+
+    def _those(self, draft: Draft, circle: Circle) -> Sequence[Taker]:
         key = (circle, draft.priority)
         if key not in self._stronger:
             if circle not in self._all:
-                self._all[circle] = _takers(circle.eligible)
+                self._all[circle] = _takers(self._drafts, circle)
             self._stronger[key] = [
                 each for each in self._all[circle] if each.priority >= draft.priority
             ]
-        found = self._stronger[key]
-        if draft.chosen:
-            return [each for each in found if each.name != draft.prefix.name]
-        return found
+        return self._stronger[key]
 
     def lowest(self, draft: Draft, circle: Circle) -> int:
         """Return the lowest priority of those that a prefix can't displace."""
         key = (circle, draft.priority)
         if key not in self._lowest:
-            self.of(draft, circle)
-            priorities = (each.priority for each in self._stronger[key])
+            priorities = (each.priority for each in self._those(draft, circle))
             self._lowest[key] = min(priorities, default=draft.priority)
         return self._lowest[key]
 
@@ -71,23 +86,27 @@ class Takers:
 
     def problem(self, station: Station, need: int) -> Problem:
         """Return the problem of a pod that has no room for so many blocks."""
-        found = self._problems.get((station, need))
+        key = (station, need)
+        found = self._problems.get(key) or self._known.get(key)
         if found is None:
-            found = self._problems[station, need] = Problem(
+            found = Problem(
                 pod=station.candidate.pod.name,
                 reason=Reason.BUDGET_EXCEEDED,
                 message=f"The pin budget of this pod has no room for its {need} blocks.",
             )
+        self._problems[key] = found
         return found
 
 
-def _takers(stations: Iterable[Station]) -> Sequence[Taker]:
-    blocks: dict[Draft, int] = {}
-    for station in stations:
-        for claimant, footprint in station.ledger.claims.items():
-            if footprint.blocks and isinstance(claimant, Draft):
-                blocks[claimant] = max(footprint.blocks, blocks.get(claimant, 0))
-    found = [Taker(draft.prefix.name, draft.priority, most) for draft, most in blocks.items()]
+def _takers(drafts: Sequence[Draft], circle: Circle) -> Sequence[Taker]:
+    found, standing = [], circle.standing
+    for draft in drafts:
+        most = 0
+        for station, footprint in draft.claims.items():
+            if footprint.blocks > most and standing.get(station) is Standing.ELIGIBLE:
+                most = footprint.blocks
+        if most:
+            found.append(Taker(draft.prefix.name, draft.priority, most))
     return sorted(found, key=lambda each: (-each.blocks, -each.priority, each.name))
 
 
@@ -98,7 +117,7 @@ def no_room(
 
     ``behind`` counts the pods that keep the text before, because the declared one has no room.
     """
-    budget, takers = known.budget(circle), known.of(draft, circle)
+    budget = known.budget(circle)
     need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
     size = f"{need} blocks{_estimated(draft)}"
     share, widen = "", "the pin budget or"
@@ -119,7 +138,7 @@ def no_room(
         Reason.BUDGET_EXCEEDED,
         f"{_placed(draft, behind)}No room for its {size} in the pin budget{most}{share} "
         f"of any {'' if behind or not draft.chosen else 'other '}pod. "
-        f"{_who(takers)}{ways}",
+        f"{known.of(draft, circle)}{ways}",
     )
 
 
@@ -138,13 +157,13 @@ def _placed(draft: Draft, behind: int) -> str:
     return f"Placed on {counted} of {draft.wanted} pods. " if counted else ""
 
 
-def _who(takers: Sequence[Taker]) -> str:
-    if not takers:
+def _who(takers: Sequence[Taker], total: int) -> str:
+    if not total:
         return ""
     named = [
         f"{each.name} (priority {each.priority}, {each.blocks} blocks)" for each in takers[:_NAMED]
     ]
-    return f"Room is taken by {shortlist(named, len(takers))}. "
+    return f"Room is taken by {shortlist(named, total)}. "
 
 
 def _help(draft: Draft, lowest: int, limits: Limits) -> str:

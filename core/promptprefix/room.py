@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 from promptprefix.budget import Claimant
@@ -19,8 +19,7 @@ _WEIGHED = 8
 class Room:
     """Looks for room for those who are short of it: on roomy pods first."""
 
-    def __init__(self, moved: set[Station]) -> None:
-        self._moved = moved
+    def __init__(self) -> None:
         self._shelves: dict[Circle, Mapping[str, Shelf]] = {}
         self._bounds: dict[Circle, int] = {}
         self._queue: list[tuple[tuple[int, float, str], Draft]] = []
@@ -36,7 +35,7 @@ class Room:
             if circle is None or draft.missing <= 0 or not draft.open or self._shut(draft, circle):
                 continue
             found = self._on_all if draft.every else self._spread
-            draft.choose(found(draft, circle), self._moved)
+            draft.choose(found(draft, circle))
 
     def stand_in(self, drafts: Iterable[Draft]) -> None:
         """Try those who could not be warmed somewhere on other pods that have free room."""
@@ -50,7 +49,7 @@ class Room:
                     break
                 station.ledger.take(draft, draft.footprint(station))
                 search.take(station)
-            draft.choose(search.chosen, self._moved)
+            draft.choose(search.chosen)
 
     def _wait(self, draft: Draft) -> None:
         if draft not in self._queued:
@@ -60,18 +59,20 @@ class Room:
     def _on_all(self, draft: Draft, circle: Circle) -> list[Station]:
         """Place it on each eligible pod that has or makes room."""
         chosen = []
+        priority, least = draft.priority, _least(draft, circle)
         for station in circle.eligible:
-            if station in draft.claims:
+            ledger = station.ledger
+            if station in draft.claims or (least and ledger.room(priority) < least):
                 continue
             footprint = draft.footprint(station)
-            if not station.ledger.take(draft, footprint):
+            if not ledger.take(draft, footprint):
                 if not draft.sized:
                     continue
-                victims = station.ledger.victims(footprint, draft.priority)
+                victims = ledger.victims(footprint, priority)
                 if victims is None:
                     continue
                 self._displace(station, victims)
-                station.ledger.take(draft, footprint)
+                ledger.take(draft, footprint)
             chosen.append(station)
         if not chosen:
             self._bound(draft, circle)
@@ -116,10 +117,12 @@ class Room:
     def _displace(self, station: Station, victims: Sequence[Claimant]) -> None:
         for victim in victims:
             if isinstance(victim, Draft):
-                victim.lose(station, self._moved)
+                victim.lose(station)
                 self._wait(victim)
         if victims:
-            self._shelves.clear()
+            for shelves in self._shelves.values():
+                if (shelf := shelves.get(station.zone)) is not None:
+                    shelf.renew(station)
 
     def _shelves_of(self, circle: Circle) -> Mapping[str, Shelf]:
         if circle not in self._shelves:
@@ -167,14 +170,8 @@ class _Search:
     def clearable(self) -> tuple[Station, Sequence[Claimant]] | None:
         """Return a pod on which others of lower priority can make room, and who they are."""
         priority = self.draft.priority
-        hopeful = [
-            station
-            for station in self.circle.eligible
-            if station not in self._taken and station.ledger.room(priority) >= self.least
-        ]
-        hopeful.sort(key=lambda each: (each.ledger.lowest, load_of(each)))
         ways = []
-        for station in hopeful:
+        for station in self._hopeful():
             victims = station.ledger.victims(self.draft.footprint(station), priority)
             if victims is not None:
                 harm = max((each.priority for each in victims), default=-priority)
@@ -185,6 +182,17 @@ class _Search:
                     break
         return min(ways, key=lambda way: way[0])[1] if ways else None
 
+    def _hopeful(self) -> Iterator[Station]:
+        """Yield the pods on which there may be room if others go, the least important first."""
+        priority, least = self.draft.priority, self.least
+        by_lowest: dict[int, list[Station]] = {}
+        for station in self.circle.eligible:
+            ledger = station.ledger
+            if ledger.room(priority) >= least and station not in self._taken:
+                by_lowest.setdefault(ledger.lowest, []).append(station)
+        for lowest in sorted(by_lowest):
+            yield from sorted(by_lowest[lowest], key=load_of)
+
     def _fits(self, station: Station) -> bool:
         footprint = self.draft.footprint(station)
         return station not in self._taken and station.ledger.fits(footprint)
@@ -192,4 +200,4 @@ class _Search:
 
 def _least(draft: Draft, circle: Circle) -> int:
     """Return the room that it takes at least, on any pod."""
-    return draft.sizes.least(draft.prefix, circle.block_sizes)
+    return draft.sizes.least(circle.block_sizes)

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from promptprefix.budget import Ledger
+from promptprefix.budget import Extras, Ledger
+from promptprefix.desired import Desired
 from promptprefix.eligibility import Candidate, candidate
 from promptprefix.fleet import Pod, Sidecar, Size, owner
-from promptprefix.wire import EngineState, Placement, PlacementState, RouteEndpoint
+from promptprefix.wire import EngineState, PlacementState, RouteEndpoint
 
 
 def tie_of(uid: str) -> int:
@@ -25,18 +26,18 @@ def tie_of(uid: str) -> int:
 class Station:
     """A pod, for as long as it exists at one place, with its latest report.
 
-    ``tie`` decides between pods that are equal in all else. ``ledger``, ``desired``, ``endpoint``
-    and what that was ``shown`` are of the last plan, until the next has changed them.
+    ``tie`` decides between pods that are equal in all else. ``ledger`` and ``extras``, what it is
+    told and the ``endpoint`` are of the last plan, until the next has changed them.
     """
 
     __slots__ = (
         "candidate",
         "desired",
         "endpoint",
+        "extras",
         "ledger",
         "node",
         "order",
-        "shown",
         "tie",
         "zone",
     )
@@ -46,9 +47,9 @@ class Station:
         self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
         self.tie = tie_of(each.pod.uid)
         self.ledger = Ledger()
-        self.desired: tuple[Placement, ...] = ()
+        self.extras = Extras(self.ledger)
+        self.desired = Desired()
         self.endpoint: RouteEndpoint | None = None
-        self.shown: tuple[Candidate, tuple[Placement, ...]] | None = None
         # Pods of unknown nodes are taken to be on different ones.
         self.zone, self.node = each.pod.zone, each.pod.node or each.pod.uid
 
@@ -60,29 +61,27 @@ class Station:
 class Company:
     """The pods of one namespace.
 
-    ``standings`` rises when it may matter to whoever selects pods. ``mentioned`` has the pods that
-    say anything of a resource, by its uid; ``moved`` those that say something else than when the
-    books were last closed. ``sizes`` counts what is reported of how large versions are, and
-    ``sized`` rises when that may be something else.
+    ``mentioned`` has the pods that say anything of a resource, by its uid. ``sizes`` counts what is
+    reported of how large versions are. Since the books were last closed, ``renewed`` are the pods
+    of which anything is new, ``shifted`` those of them for which it may matter to whoever selects
+    pods, and ``moved``, by resource, those that say something else of it or stand otherwise.
     """
 
     def __init__(self) -> None:
         self.stations: dict[str, Station] = {}
-        self.standings = 0
         self.mentioned: dict[str, dict[Station, None]] = {}
-        self.moved: dict[str, set[Station]] = {}
         self.sizes: dict[str, Counter[Size]] = {}
-        self.sized = 0
-        self._sorted: tuple[int, Sequence[Station]] = (-1, ())
+        self.renewed: set[Station] = set()
+        self.shifted: set[Station] = set()
+        self.moved: dict[str, set[Station]] = {}
+        self._sorted: Sequence[Station] | None = None
 
     @property
     def in_order(self) -> Sequence[Station]:
         """The pods by name."""
-        standings, stations = self._sorted
-        if standings != self.standings:
-            stations = sorted(self.stations.values(), key=attrgetter("order"))
-            self._sorted = (self.standings, stations)
-        return stations
+        if self._sorted is None:
+            self._sorted = sorted(self.stations.values(), key=attrgetter("order"))
+        return self._sorted
 
     def see(self, pod: Pod, sidecar: Sidecar | None) -> None:
         """Take in a pod and its report."""
@@ -93,26 +92,34 @@ class Company:
         made = candidate(pod, sidecar)
         if station is None:
             station = self.stations[pod.uid] = Station(made)
-            self.standings += 1
+            self._sorted = None
+            self._shift(station, made.mentions)
             self._enter(station, made, made.reported.values())
-            self._note(station, made.mentions)
             return
         before = station.candidate
         station.candidate = made
+        self.renewed.add(station)
         if _standing(before) != _standing(made):
-            self.standings += 1
+            self._shift(station, before.mentions | made.mentions)
         self._follow(station, before, made)
 
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         station = self.stations.pop(uid)
-        self.standings += 1
+        self._sorted = None
+        self._shift(station, station.candidate.mentions)
         self._strike(station, station.candidate, station.candidate.reported.values())
-        self._note(station, station.candidate.mentions)
 
     def close(self) -> None:
-        """Take what moved as read."""
+        """Take what is new as read."""
+        self.renewed.clear()
+        self.shifted.clear()
         self.moved.clear()
+
+    def _shift(self, station: Station, uids: Iterable[str]) -> None:
+        self.renewed.add(station)
+        self.shifted.add(station)
+        self._note(station, uids)
 
     def _follow(self, station: Station, before: Candidate, made: Candidate) -> None:
         """Bring the books from a pod's report before to the present one."""
@@ -139,9 +146,7 @@ class Company:
             self.mentioned.setdefault(uid, {})[station] = None
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
-                counted = self.sizes.setdefault(state.id, Counter())
-                self.sized += size not in counted
-                counted[size] += 1
+                self.sizes.setdefault(state.id, Counter())[size] += 1
 
     def _strike(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
         for uid in each.mentions:
@@ -155,7 +160,6 @@ class Company:
                 counted[size] -= 1
                 if not counted[size]:
                     del counted[size]
-                    self.sized += 1
                 if not counted:
                     del self.sizes[state.id]
 
@@ -177,6 +181,7 @@ class Roster:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Pod, Sidecar | None]] = {}
         self._companies: dict[str, Company] = {}
+        self._nobody = Company()
 
     @property
     def companies(self) -> Mapping[str, Company]:
@@ -185,7 +190,7 @@ class Roster:
 
     def company(self, namespace: str) -> Company:
         """Return the pods of a namespace; it may have none."""
-        return self._companies.get(namespace) or Company()
+        return self._companies.get(namespace, self._nobody)
 
     def see(self, pods: Sequence[Pod], sidecars: Mapping[str, Sidecar]) -> None:
         """Take in all pods and reports of this moment."""
@@ -194,7 +199,7 @@ class Roster:
             known = self._seen.get(pod.uid)
             if known is not None:
                 same = known[0] is pod or known[0] == pod
-                if same and _alike(known[1], sidecar):
+                if same and (known[1] is sidecar or _alike(known[1], sidecar)):
                     continue
                 if known[0].namespace != pod.namespace or known[0].name != pod.name:
                     self._forget(pod.uid)

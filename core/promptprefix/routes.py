@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Container, Iterable, Sequence
 
 from promptprefix.eligibility import Candidate
 from promptprefix.fleet import Prefix, Size, Version
-from promptprefix.wire import MAX_COUNT, EngineState, Phase, Placement, RouteEndpoint, RoutePrefix
+from promptprefix.wire import MAX_COUNT, EngineState, Placement, RouteEndpoint, RoutePrefix
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_PORT = 65_535
 
 
@@ -21,8 +19,7 @@ def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint 
     """
     if each.engine is None or not each.pod.address or not _routable(each.engine):
         return None
-    digests = (warm_digest(each, placement.id, placement.salted) for placement in desired)
-    warm = {digest for digest in digests if digest}
+    warm = {warm_digest(each, placement.id, placement.salted) for placement in desired} - {""}
     return RouteEndpoint(
         pod_uid=each.pod.uid,
         pod=each.pod.name,
@@ -35,6 +32,13 @@ def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint 
         epoch=each.engine.epoch,
         cache_tokens=min(each.engine.blocks_total * each.engine.block_size, MAX_COUNT),
     )
+
+
+def same_warm(each: Candidate, one: Iterable[Placement], other: Iterable[Placement]) -> bool:
+    """Whether a pod has the same warm of both."""
+    warm = each.warm
+    kept = {(placement.id, placement.salted) for placement in one if placement.id in warm}
+    return kept == {(placement.id, placement.salted) for placement in other if placement.id in warm}
 
 
 def _routable(engine: EngineState) -> bool:
@@ -76,16 +80,9 @@ def routed_versions(prefix: Prefix, placed: Container[str]) -> Sequence[Version]
 
 
 def warm_digest(each: Candidate, placement: str, salted: bool) -> str:
-    """Return under which digest routers know what a pod reports warm; empty if it doesn't.
-
-    An engine that is down holds nothing, whatever was reported before.
-    """
-    state = each.reported.get(placement)
-    if state is None or state.phase is not Phase.WARM or not each.serving:
-        return ""
-    if not _DIGEST.fullmatch(state.token_digest):
-        return ""
-    return _told_apart(placement, state.token_digest) if salted else state.token_digest
+    """Return under which digest routers know what a pod reports warm; empty if it doesn't."""
+    digest = each.warm.get(placement, "")
+    return _told_apart(placement, digest) if salted and digest else digest
 
 
 def _told_apart(placement: str, digest: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from promptprefix.eligibility import Standing
 from promptprefix.heads import Footprint
@@ -12,8 +12,7 @@ SPARE = 2
 """On so many pods more than are wanted it is tried, where it could not be warmed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
+class Stay(NamedTuple):
     """A pod that holds a prefix already, and the room that it would keep there.
 
     ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
@@ -34,6 +33,38 @@ class Stay:
     def rank(self) -> tuple[bool, bool]:
         """Where it stands among others: the warm first, those that failed last."""
         return self.cold, self.failed
+
+
+class Stays:
+    """The pods that may keep a prefix, those that should stay first; changed one by one.
+
+    ``mark`` rises with every change. ``changed`` are the pods of changes, until somebody takes note
+    of them; ``odd`` those whose stay is not simply that on a pod that serves.
+    """
+
+    __slots__ = ("by_station", "changed", "in_order", "mark", "odd")
+
+    def __init__(self) -> None:
+        self.by_station: dict[Station, Stay] = {}
+        self.in_order: list[Stay] = []
+        self.changed: set[Station] = set()
+        self.odd: set[Station] = set()
+        self.mark = 0
+
+    def put(self, station: Station, stay: Stay | None) -> bool:
+        """Note the stay on a pod, or that there is none; return whether that is a change."""
+        if self.by_station.get(station) == stay:
+            return False
+        self.mark += 1
+        self.changed.add(station)
+        self.odd.discard(station)
+        if stay is None:
+            del self.by_station[station]
+            return True
+        self.by_station[station] = stay
+        if stay.old or stay.failed or stay.resting or stay.standing is not Standing.ELIGIBLE:
+            self.odd.add(station)
+        return True
 
 
 class Quota:

@@ -15,19 +15,18 @@ from promptprefix.eligibility import Standing, held_there, shortfall
 from promptprefix.fleet import Limits
 from promptprefix.notes import Note
 from promptprefix.refusals import Takers, capped, no_room, refused_pods
-from promptprefix.resource import MAX_PROBLEMS, Problem, PromptPrefixStatus
+from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
 
 
-def status_for(
-    draft: Draft, dossier: Dossier, takers: Takers, limits: Limits, now: datetime
-) -> PromptPrefixStatus:
-    """Return the status; its transitions are dated ``now`` when they are told first."""
+def status_for(dossier: Dossier, takers: Takers, limits: Limits, now: datetime) -> None:
+    """Bring the status to the present; its transitions are dated ``now`` when told first."""
+    draft = dossier.draft
     crowded = _crowded(draft, dossier, takers, limits)
     told = (
         dossier.notes.status_mark,
         dossier.sizes,
-        draft.circle if crowded is not None or _looks_around(draft) else None,
+        draft.circle if crowded is not None or looks_around(draft) else None,
         draft.demand,
         draft.priority,
         draft.wanted,
@@ -35,16 +34,15 @@ def status_for(
         crowded,
     )
     if dossier.status is not None and dossier.told == told:
-        return dossier.status
+        return
     dossier.told = told
     outlook = _outlook(draft, dossier, takers, crowded)
     if dossier.status is None or dossier.outlook != outlook:
         dossier.outlook = outlook
         dossier.status = status_of(outlook, now)
-    return dossier.status
 
 
-def _looks_around(draft: Draft) -> bool:
+def looks_around(draft: Draft) -> bool:
     """Whether it matters to the status how other pods stand, or those that are asleep."""
     return draft.every or draft.missing > 0 or not draft.chosen or draft.resting > 0
 
@@ -78,11 +76,12 @@ def _outlook(draft: Draft, dossier: Dossier, takers: Takers, crowded: Shortfall 
             short = shortfall(spec, prefix.namespace, candidates)
         if short is not None or draft.every:
             obstacles = _obstacles(draft, circle, takers, crowded is not None)
-    note = capped(draft)
+    note, counted_pods = capped(draft), _counted(draft)
     return Outlook(
         prefix=replace(prefix, notes=(*prefix.notes, note)) if note else prefix,
         wanted=draft.wanted,
-        holdings=dossier.holdings(_counted(draft)),
+        holdings=() if draft.demand.held else dossier.holdings(counted_pods),
+        known=dossier.crew(counted_pods) if draft.demand.held else None,
         obstacles=obstacles,
         shortfall=short,
         holders=_holders(draft, dossier),

@@ -61,14 +61,14 @@ def _held(
     now: datetime,
     retention: Retention,
 ) -> Iterator[Tenure]:
-    prefix, ledger, sizes = draft.prefix, station.ledger, draft.sizes
+    prefix, extras, sizes = draft.prefix, station.extras, draft.sizes
     wanted = prefix.pinning
     serving = declared(prefix)
     needed = serving is None or station in draft.olds
     if serving is not None:
-        if not needed or ledger.extend(sizes.of(prefix, serving, station)):
+        if not needed or extras.take(draft, sizes.of(serving, station)):
             yield Tenure(serving, wanted)
-        elif ledger.could(draft, sizes.of(prefix, serving, station)):
+        elif station.ledger.could(draft, sizes.of(serving, station)):
             yield Tenure(serving, Pinning.NONE)
         elif serving.readable and _unmeasured(draft, serving, station):
             yield Tenure(serving, wanted, measured=True)
@@ -81,12 +81,12 @@ def _held(
             continue
         until = kept_until(version, matched.get(version.id), retention)
         if until is None or now < until:
-            fits = ledger.extend(sizes.of(prefix, version, station))
+            fits = extras.take(draft, sizes.of(version, station))
             yield Tenure(version, wanted if fits else Pinning.NONE, retained=True, until=until)
 
 
 def _unmeasured(draft: Draft, version: Version, station: Station) -> bool:
     """Whether no engine like this pod's has told how large the version is."""
     engine = station.candidate.engine
-    known = draft.sizes.measured(draft.prefix, version)
+    known = draft.sizes.measured(version)
     return engine is not None and engine.block_size not in known

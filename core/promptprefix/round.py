@@ -1,0 +1,179 @@
+"""One plan in the making: only what is new, and what that moves, is worked out again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from promptprefix.assignment import assign
+from promptprefix.budget import budget_of
+from promptprefix.circles import Circles
+from promptprefix.dossier import Dossier
+from promptprefix.draft import Draft
+from promptprefix.fleet import Limits, Snapshot
+from promptprefix.measuring import measure
+from promptprefix.refusals import Takers
+from promptprefix.register import Opening
+from promptprefix.roster import Roster, Station
+from promptprefix.routes import endpoint_of, same_warm
+from promptprefix.settlement import Settlement, settle_alike
+from promptprefix.telling import looks_around, status_for
+from promptprefix.windows import Calendar
+
+_ALL = Limits()
+
+
+class Round:
+    """The steps of one plan, in their order.
+
+    ``moved`` are pods on which claims, budgets or reports are others than after the last plan,
+    ``restated`` those that are told to hold something else of what they have warm. ``anew`` are
+    resources of which routers and statuses may tell something else. ``open`` is whether who has
+    room where has to be asked again.
+    """
+
+    def __init__(
+        self, opening: Opening, stations: Sequence[Station], snapshot: Snapshot, now: datetime
+    ) -> None:
+        self._dossiers = opening.dossiers
+        self._stirred = opening.stirred
+        self._gone = opening.gone
+        self._stations = stations
+        self._snapshot = snapshot
+        self._now = now
+        self._moved: set[Station] = set()
+        self._renewed: set[Station] = set()
+        self._turned: list[tuple[Draft, Station]] = []
+        self._restated: set[Station] = set()
+        self._anew: dict[Dossier, None] = dict.fromkeys(opening.stirred)
+        self._around: set[Dossier] = set()
+        self._loose: dict[Draft, None] = {}
+        self._open = bool(opening.gone)
+
+    def begin(self, roster: Roster, circles: Circles, calendar: Calendar) -> None:
+        """Say what each resource asks for now, which pods it selects, and what pods have."""
+        for company in roster.companies.values():
+            self._renewed |= company.renewed
+        self._moved |= self._renewed
+        for draft in self._gone:
+            left = list(draft.leave())
+            self._moved.update(left)
+            self._turned += [(draft, station) for station in left]
+        renewed = circles.follow()
+        for dossier in self._stirred:
+            draft = dossier.draft
+            before = draft.asked
+            self._ask(dossier, roster, circles, calendar)
+            self._open = self._open or draft.asked != before
+            self._loose[draft] = None
+        for dossier in self._dossiers if renewed else ():
+            circle = dossier.draft.circle
+            if circle is not None and (present := renewed.get(circle)) is not None:
+                self._open = True
+                self._around.add(dossier)
+                if dossier.draft.enter(present):
+                    self._loose[dossier.draft] = None
+        for station in self._stations:
+            share = self._limits(station.candidate.pod.namespace)
+            budget = budget_of(station.candidate.engine, share)
+            if budget != station.ledger.budget:
+                station.ledger.reckon(budget)
+                self._moved.add(station)
+                self._open = True
+
+    def _ask(self, dossier: Dossier, roster: Roster, circles: Circles, calendar: Calendar) -> None:
+        draft, prefix, spec = dossier.draft, dossier.prefix, dossier.prefix.spec
+        demand = dossier.demand(self._snapshot, self._now, calendar)
+        cap = self._limits(prefix.namespace).max_priority
+        priority = min(spec.priority, cap) if spec is not None else 0
+        draft.begin(prefix, priority, demand, dossier.room)
+        if spec is not None and not spec.suspend and not prefix.deleting:
+            company = roster.company(prefix.namespace)
+            circle = circles.circle(
+                prefix.namespace, company, dossier.selector, spec.pods.selector, spec.model
+            )
+            draft.circle = circle
+            dossier.follow(circle, demand.held)
+            draft.awaited = self._snapshot.settling and not circle.connected
+        draft.stays = dossier.stays
+        draft.asked = (
+            prefix,
+            draft.order,
+            demand.held,
+            draft.circle,
+            draft.sizes,
+            draft.stays,
+            draft.stays.mark,
+            draft.awaited,
+            dossier.notes.status_mark,
+        )
+
+    def assign(self) -> None:
+        """Choose the pods of all resources, unless nothing is new that matters to it."""
+        if not self._open:
+            return
+        drafts = [dossier.draft for dossier in self._dossiers]
+        measuring = [(draft, draft.measuring) for draft in drafts if draft.measuring is not None]
+        for draft, _ in measuring:
+            draft.end_measuring()
+        self._loose.update(dict.fromkeys(draft for draft in drafts if draft.loose))
+        assign(drafts, self._loose, self._stations)
+        measure(self._dossiers)
+        measuring += [(draft, draft.measuring) for draft in drafts if draft.measuring is not None]
+        self._turned += measuring
+
+    def settle(self) -> None:
+        """Say which versions chosen pods hold, and tell it to them."""
+        settlement = Settlement(self._now, self._snapshot.retention)
+        edited = []
+        for dossier in self._dossiers:
+            draft = dossier.draft
+            if draft.touched:
+                self._anew[dossier] = None
+                moved, turned = draft.moves()
+                self._moved |= moved
+                self._turned += [(draft, station) for station in moved]
+                settlement.turn(dossier, turned & draft.claims.keys())
+            if dossier.prefix.earlier:
+                edited.append(dossier)
+                if dossier in self._anew or settlement.due(draft):
+                    settlement.consider(dossier)
+            elif dossier in self._anew:
+                self._moved.update(draft.tenures)
+                if settle_alike(dossier):
+                    self._turned += [(draft, station) for station in draft.claims]
+        for dossier, stations in settlement.settle(edited, self._moved):
+            self._anew[dossier] = None
+            self._turned += [(dossier.draft, station) for station in stations]
+        for draft, station in self._turned:
+            told = draft.told(station)
+            before = station.desired.tell(draft.rank, told)
+            if before is not told and not same_warm(station.candidate, before, told):
+                self._restated.add(station)
+
+    def show(self) -> None:
+        """Bring what routers see of pods to the present."""
+        for station in self._restated | self._renewed:
+            made = endpoint_of(station.candidate, station.desired.placements)
+            if made != station.endpoint:
+                station.endpoint = made
+
+    def tell(self, takers: Takers) -> None:
+        """Bring statuses, and what routers see of resources, to the present."""
+        for dossier in self._dossiers:
+            draft = dossier.draft
+            anew = dossier in self._anew
+            if anew:
+                dossier.route()
+            if draft.awaited or draft.prefix.deleting:
+                continue
+            if (
+                anew
+                or (self._open and (draft.missing > 0 or draft.varied))
+                or (dossier in self._around and looks_around(draft))
+            ):
+                limits = self._limits(draft.prefix.namespace)
+                status_for(dossier, takers, limits, self._now)
+
+    def _limits(self, namespace: str) -> Limits:
+        return self._snapshot.limits.get(namespace, _ALL)
