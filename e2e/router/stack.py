@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -157,6 +159,26 @@ class RouterStack:
             return await self.pool() == wanted
 
         await until(taken, f"Envoy's pool is {wanted}")
+        await self.resolved()
+
+    async def resolved(self) -> None:
+        """Wait until Envoy resolves names by the latest route table."""
+
+        async def in_step() -> bool:
+            if await self.metric("promptprefix_router_header_names_behind"):
+                return False
+            written = {
+                json.loads((self.folder / name).read_bytes())["version_info"]
+                for name in ("endpoints.json", "routes.json")
+            }
+            return written == await self._versions()
+
+        await until(in_step, "Envoy has taken both files")
+
+    async def _versions(self) -> set[str]:
+        url = f"http://127.0.0.1:{self.admin_port}/stats"
+        page = (await self.client.get(url, params={"filter": r"version_text$"})).text
+        return set(re.findall(r'version_text: "(\w+)"', page))
 
     async def settled(self) -> None:
         """Wait until the picker's load has no picks of answered requests in it.

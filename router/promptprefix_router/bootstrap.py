@@ -1,27 +1,39 @@
-"""Envoy's bootstrap: one static file; only the endpoints change while it runs."""
+"""Envoy's bootstrap: one static file; endpoints and routes change while it runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from promptprefix_router.endpoints_file import EndpointsFile, replace_file
-from promptprefix_router.envoy_clusters import EnvoyConfig, clusters
+from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.envoy_clusters import clusters
 from promptprefix_router.envoy_listeners import client_listener, stats_listener
+from promptprefix_router.envoy_routes import CLIENT_ROUTES, EnvoyConfig
+from promptprefix_router.routes_file import RoutesFile
 from promptprefix_router.settings import RouterSettings
+from promptprefix_router.watched_file import WatchedFile
+
+_ROUTE_DETAILS = {
+    "safe_regex": {
+        "regex": rf"vhost\.{CLIENT_ROUTES}\.route\..*\.upstream_rq_"
+        "(retry.*|timeout|time|completed|[0-9]{3}|[0-9]xx|unknown)"
+    }
+}
+"""Statistics of a name that nobody reads: with thousands of names they would be most of all."""
 
 BOOTSTRAP_FILE = "bootstrap.json"
 
 
 def bootstrap(settings: RouterSettings, folder: Path) -> EnvoyConfig:
-    """Return the bootstrap; ``folder`` is where Envoy finds the endpoints file."""
+    """Return the bootstrap; ``folder`` is where Envoy finds its other files."""
     admin = {"address": settings.admin_host, "port_value": settings.admin_port}
     return {
         "node": {"id": "promptprefix-router", "cluster": "promptprefix-router"},
         "admin": {"address": {"socket_address": admin}},
         "overload_manager": {"resource_monitors": [_connection_limit(settings)]},
+        "stats_config": {"stats_matcher": {"exclusion_list": {"patterns": [_ROUTE_DETAILS]}}},
         "static_resources": {
-            "listeners": [client_listener(settings), stats_listener(settings)],
+            "listeners": [client_listener(settings, folder), stats_listener(settings)],
             "clusters": clusters(settings, folder),
         },
     }
@@ -39,12 +51,13 @@ def _connection_limit(settings: RouterSettings) -> EnvoyConfig:
 
 
 def write_bootstrap(settings: RouterSettings, folder: Path) -> Path:
-    """Write the bootstrap, and an endpoints file if there is none; return the bootstrap's path.
+    """Write the bootstrap, and endpoints and routes where there are none; return its path.
 
     Raises `OSError` if ``folder`` can't be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     EndpointsFile(folder).create()
+    RoutesFile(folder).create()
     path = folder / BOOTSTRAP_FILE
-    replace_file(path, json.dumps(bootstrap(settings, folder), indent=1).encode() + b"\n")
+    WatchedFile(path).write(json.dumps(bootstrap(settings, folder), indent=1).encode() + b"\n")
     return path

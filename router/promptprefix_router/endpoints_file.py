@@ -1,74 +1,65 @@
-"""The file from which Envoy takes its endpoints (EDS from a watched folder)."""
+"""The file from which Envoy takes its endpoints (EDS from a watched file)."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from promptprefix_router.routes import Endpoint
+from promptprefix_router.watched_file import WatchedFile, discovery_response
 
 ENGINES_CLUSTER = "engines"
 ENDPOINTS_FILE = "endpoints.json"
+GROUP_KEY = "group"
+"""Where Envoy finds the groups of an endpoint, in its metadata for load balancing."""
 
 _ASSIGNMENT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 class EndpointsFile:
-    """Writes the endpoints when they change, so that Envoy never reads half a file."""
+    """Writes the endpoints when they or their groups change."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / ENDPOINTS_FILE
+        self._file = WatchedFile(folder / ENDPOINTS_FILE)
 
     @property
     def empty(self) -> bool:
         """Whether the file names no endpoint, or does not exist."""
-        return self._read() in (None, render(()))
+        return self._file.read() in (None, render(()))
 
     def create(self) -> bool:
         """Make an empty file unless there is one; return whether it was made."""
-        return self._read() is None and self.write(())
+        return self._file.create(render(()))
 
-    def write(self, endpoints: Iterable[Endpoint]) -> bool:
+    def write(
+        self,
+        endpoints: Iterable[Endpoint],
+        groups_of: Callable[[Endpoint], tuple[str, ...]] = lambda _: (),
+    ) -> bool:
         """Put ``endpoints`` in the file; return whether it changed. Raises `OSError`."""
-        content = render(endpoints)
-        if self._read() == content:
-            return False
-        replace_file(self._path, content)
-        return True
-
-    def _read(self) -> bytes | None:
-        try:
-            return self._path.read_bytes()
-        except FileNotFoundError:
-            return None
+        return self._file.write(render(endpoints, groups_of))
 
 
-def render(endpoints: Iterable[Endpoint]) -> bytes:
+def render(
+    endpoints: Iterable[Endpoint],
+    groups_of: Callable[[Endpoint], tuple[str, ...]] = lambda _: (),
+) -> bytes:
     """Return an Envoy discovery response with ``endpoints``."""
+    found = [_lb_endpoint(endpoint, groups_of(endpoint)) for endpoint in endpoints]
     assignment = {
         "@type": _ASSIGNMENT,
         "cluster_name": ENGINES_CLUSTER,
-        "endpoints": [{"lb_endpoints": [_lb_endpoint(endpoint) for endpoint in endpoints]}],
+        "endpoints": [{"lb_endpoints": found}],
     }
-    return json.dumps({"resources": [assignment]}, indent=1).encode() + b"\n"
+    return discovery_response(assignment)
 
 
-def _lb_endpoint(endpoint: Endpoint) -> dict[str, object]:
+def _lb_endpoint(endpoint: Endpoint, groups: tuple[str, ...]) -> dict[str, object]:
     address = {"socket_address": {"address": endpoint.host, "port_value": endpoint.port}}
+    metadata = {"metadata": {"filter_metadata": {"envoy.lb": {GROUP_KEY: groups}}}}
     return {
         "endpoint": {"address": address},
         # HEALTHY still means: if Envoy's own health checks succeed.
         "health_status": "HEALTHY" if endpoint.ready else "UNHEALTHY",
+        **(metadata if groups else {}),
     }
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path`` and rename it into place. Raises `OSError`."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from promptprefix_router.endpoints_file import ENDPOINTS_FILE, ENGINES_CLUSTER
+from promptprefix_router.endpoints_file import ENDPOINTS_FILE, ENGINES_CLUSTER, GROUP_KEY
+from promptprefix_router.envoy_config import EnvoyConfig, watched
 from promptprefix_router.header_names import DESTINATION_HEADER
 from promptprefix_router.settings import RouterSettings
-
-EnvoyConfig: TypeAlias = dict[str, Any]
-"""A piece of Envoy's configuration, as its JSON form."""
 
 PICKER_CLUSTER = "picker"
 REWRITE_CLUSTER = "rewriter"
@@ -39,15 +36,7 @@ def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
     return {
         "name": ENGINES_CLUSTER,
         "type": "EDS",
-        "eds_cluster_config": {
-            "eds_config": {
-                "resource_api_version": "V3",
-                "path_config_source": {
-                    "path": str(folder / ENDPOINTS_FILE),
-                    "watched_directory": {"path": str(folder)},
-                },
-            }
-        },
+        "eds_cluster_config": {"eds_config": watched(folder / ENDPOINTS_FILE)},
         "connect_timeout": "2s",
         "load_balancing_policy": {"policies": [_override_host()]},
         # An engine that fails its checks or is not ready is never a fallback, not even the last.
@@ -73,24 +62,34 @@ def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
 
 
 def _override_host() -> EnvoyConfig:
-    least_request = {
-        "typed_extension_config": {
-            "name": "envoy.load_balancing_policies.least_request",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies"
-                ".least_request.v3.LeastRequest"
-            },
-        }
-    }
+    return _policy(
+        "override_host",
+        "OverrideHost",
+        override_host_sources=[{"header": DESTINATION_HEADER}],
+        fallback_policy={"policies": [_groups()]},
+    )
+
+
+def _groups() -> EnvoyConfig:
+    """The groups that the route names, in order; the whole pool where it names none."""
+    return _policy(
+        "subset",
+        "Subset",
+        fallback_policy="ANY_ENDPOINT",
+        subset_selectors=[{"keys": [GROUP_KEY], "fallback_policy": "NO_FALLBACK"}],
+        list_as_any=True,
+        metadata_fallback_policy="FALLBACK_LIST",
+        subset_lb_policy={"policies": [_policy("least_request", "LeastRequest")]},
+    )
+
+
+def _policy(name: str, message: str, **fields: object) -> EnvoyConfig:
+    package = "envoy.extensions.load_balancing_policies"
     return {
         "typed_extension_config": {
-            "name": "envoy.load_balancing_policies.override_host",
-            "typed_config": {
-                "@type": "type.googleapis.com/envoy.extensions.load_balancing_policies"
-                ".override_host.v3.OverrideHost",
-                "override_host_sources": [{"header": DESTINATION_HEADER}],
-                "fallback_policy": {"policies": [least_request]},
-            },
+            "name": f"envoy.load_balancing_policies.{name}",
+            "typed_config": {"@type": f"type.googleapis.com/{package}.{name}.v3.{message}"}
+            | fields,
         }
     }
 

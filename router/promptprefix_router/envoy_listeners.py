@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
-from promptprefix_router.endpoints_file import ENGINES_CLUSTER
-from promptprefix_router.envoy_clusters import ADMIN_CLUSTER, PICKER_CLUSTER, EnvoyConfig
-from promptprefix_router.envoy_rewriting import rewrite_filter, rewrite_routes
+from promptprefix_router.envoy_clusters import ADMIN_CLUSTER, PICKER_CLUSTER
+from promptprefix_router.envoy_config import EnvoyConfig, watched
+from promptprefix_router.envoy_rewriting import rewrite_filter
+from promptprefix_router.envoy_routes import CLIENT_ROUTES, EXT_AUTHZ
 from promptprefix_router.header_names import (
     DECISION_HEADER,
     DESTINATION_HEADER,
     PREFIX_HEADER,
     REWRITE_HEADER,
 )
+from promptprefix_router.routes_file import ROUTES_FILE
 from promptprefix_router.settings import RouterSettings
-
-PICKED_PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/embeddings",
-)
-"""Paths whose requests the picker sees."""
-
-PLAIN_PATHS = ("/v1/models",)
-"""Paths that any engine answers; the picker is not asked."""
 
 INTERNAL_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", REWRITE_HEADER)
 """Headers that steer Envoy or the choice of a pod. Clients have no say in them."""
 
 _TYPE = "type.googleapis.com/envoy.extensions"
 _HCM = f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager"
-_EXT_AUTHZ = "envoy.filters.http.ext_authz"
-_RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 
 
-def client_listener(settings: RouterSettings) -> EnvoyConfig:
-    """Return the listener that clients use."""
+def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
+    """Return the listener that clients use; ``folder`` is where Envoy finds the routes file."""
     manager = {
-        **_manager("ingress", _client_routes()),
+        **_manager("ingress"),
+        "rds": _client_routes(folder),
         "early_header_mutation_extensions": [_strip_internal_headers()],
         "use_remote_address": True,
         # No peer is trusted to steer Envoy by its headers, whatever its address.
@@ -67,77 +55,24 @@ def stats_listener(settings: RouterSettings) -> EnvoyConfig:
         },
         "route": {"cluster": ADMIN_CLUSTER},
     }
-    manager = {**_manager("stats", [route]), "http_filters": [_router()]}
+    hosts = [{"name": "stats", "domains": ["*"], "routes": [route]}]
+    manager = {
+        **_manager("stats"),
+        "route_config": {"name": "stats", "virtual_hosts": hosts},
+        "http_filters": [_router()],
+    }
     listener = _listener("stats", settings.stats_host, settings.stats_port, manager)
     # Clients that use up all connections must not blind the monitoring.
     return {**listener, "ignore_global_conn_limit": True}
 
 
-def _client_routes() -> list[EnvoyConfig]:
-    picked = [{"match": {"path": path}, "route": _to_engines()} for path in PICKED_PATHS]
-    plain = [
-        {"match": {"path": path}, "route": _to_engines(), **_without_picker()}
-        for path in PLAIN_PATHS
-    ]
-    health = {
-        "match": {"path": "/health"},
-        "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
-        **_without_picker(),
-    }
-    return [*rewrite_routes(_to_engines()), *picked, *plain, health, _not_found()]
-
-
-def _to_engines() -> EnvoyConfig:
-    return {
-        "cluster": ENGINES_CLUSTER,
-        # A generation takes as long as it takes; silence is bounded by the idle timeout.
-        "timeout": "0s",
-        # Only what no engine can have begun is sent again.
-        "retry_policy": {
-            "retry_on": _RETRY_ON,
-            "num_retries": 2,
-            "host_selection_retry_max_attempts": 5,
-            "retry_host_predicate": [
-                {
-                    "name": "envoy.retry_host_predicates.previous_hosts",
-                    "typed_config": {
-                        "@type": f"{_TYPE}.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                    },
-                }
-            ],
-        },
-    }
-
-
-def _not_found() -> EnvoyConfig:
-    error = {
-        "message": "Not a path of this API. Served: "
-        + ", ".join((*PICKED_PATHS, *PLAIN_PATHS, "/health")),
-        "type": "invalid_request_error",
-        "param": None,
-        "code": "not_found",
-    }
-    return {
-        "match": {"prefix": "/"},
-        "direct_response": {"status": 404, "body": {"inline_string": json.dumps({"error": error})}},
-        "response_headers_to_add": [
-            {
-                "header": {"key": "content-type", "value": "application/json"},
-                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-            }
-        ],
-        **_without_picker(),
-    }
-
-
-def _without_picker() -> EnvoyConfig:
-    per_route = {"@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
-    return {"typed_per_filter_config": {_EXT_AUTHZ: per_route}}
+def _client_routes(folder: Path) -> EnvoyConfig:
+    return {"route_config_name": CLIENT_ROUTES, "config_source": watched(folder / ROUTES_FILE)}
 
 
 def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
     return {
-        "name": _EXT_AUTHZ,
+        "name": EXT_AUTHZ,
         "typed_config": {
             "@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
@@ -215,13 +150,8 @@ def _router() -> EnvoyConfig:
     }
 
 
-def _manager(name: str, routes: list[EnvoyConfig]) -> EnvoyConfig:
-    hosts = [{"name": name, "domains": ["*"], "routes": routes}]
-    return {
-        "@type": _HCM,
-        "stat_prefix": name,
-        "route_config": {"name": name, "virtual_hosts": hosts},
-    }
+def _manager(stat_prefix: str) -> EnvoyConfig:
+    return {"@type": _HCM, "stat_prefix": stat_prefix}
 
 
 def _listener(name: str, host: str, port: int, manager: EnvoyConfig) -> EnvoyConfig:

@@ -6,7 +6,8 @@ that mark lets the filter hand over the body. All other requests pass the filter
 
 from __future__ import annotations
 
-from promptprefix_router.envoy_clusters import REWRITE_CLUSTER, EnvoyConfig
+from promptprefix_router.envoy_clusters import REWRITE_CLUSTER
+from promptprefix_router.envoy_config import EnvoyConfig
 from promptprefix_router.header_names import REWRITE_HEADER
 from promptprefix_router.rewriting import TEXT_MANNER
 from promptprefix_router.settings import RouterSettings

@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LoadReading:
-    """What Envoy said: active requests per address, and the addresses it finds unhealthy."""
+    """What Envoy said: active requests per address, and the addresses it finds unhealthy.
+
+    ``served`` is how many requests the endpoints were sent, all together.
+    """
 
     active: Mapping[str, int] = field(default_factory=dict)
     unhealthy: frozenset[str] = frozenset()
+    served: int = 0
 
 
 class LoadLedger:
@@ -48,6 +52,11 @@ class LoadLedger:
     def unhealthy(self) -> int:
         """Mask of the seats whose health checks by Envoy fail, as far as known."""
         return self._unhealthy
+
+    @property
+    def served(self) -> int:
+        """How many requests the endpoints had been sent at the last reading."""
+        return self._reading.served
 
     @property
     def idle(self) -> bool:

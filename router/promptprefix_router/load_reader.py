@@ -66,7 +66,8 @@ def parse_reading(body: bytes) -> LoadReading:
             if cluster.name == ENGINES_CLUSTER
             for host in cluster.host_statuses
         ]
-        active = {_address(host): _active(host) for host in hosts}
+        active = {_address(host): _number(host, "rq_active") for host in hosts}
+        served = sum(_number(host, "rq_total") for host in hosts)
     except (msgspec.MsgspecError, ValueError) as error:
         raise LoadFormatError("not the clusters of Envoy's admin listener") from error
     return LoadReading(
@@ -74,6 +75,7 @@ def parse_reading(body: bytes) -> LoadReading:
         frozenset(
             _address(host) for host in hosts if host.health_status.failed_active_health_check
         ),
+        served,
     )
 
 
@@ -84,8 +86,8 @@ def _address(host: _Host) -> str:
     return f"{socket.address}:{socket.port_value}"
 
 
-def _active(host: _Host) -> int:
-    return next((int(stat.value) for stat in host.stats if stat.name == "rq_active"), 0)
+def _number(host: _Host, name: str) -> int:
+    return next((int(stat.value) for stat in host.stats if stat.name == name), 0)
 
 
 class LoadReader:

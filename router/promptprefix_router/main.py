@@ -23,7 +23,10 @@ from promptprefix_router.bootstrap import write_bootstrap
 from promptprefix_router.choice import Chooser, UndeclaredMode
 from promptprefix_router.control_link import control_client
 from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.envoy_publisher import EnvoyPublisher
 from promptprefix_router.ext_authz import ExtAuthz
+from promptprefix_router.header_count_reader import HeaderCountReader
+from promptprefix_router.header_counts import HeaderCounts
 from promptprefix_router.http_door import open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
@@ -37,8 +40,9 @@ from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.prompt_history import PromptHistory
 from promptprefix_router.rewrite_door import RewriteDoor
 from promptprefix_router.rewriting import Rewriter
-from promptprefix_router.route_keeper import RouteKeeper
+from promptprefix_router.route_keeper import PublishedPool, RouteKeeper
 from promptprefix_router.route_watcher import RouteWatcher
+from promptprefix_router.routes_file import RoutesFile
 from promptprefix_router.settings import RouterSettings
 
 BAD_USAGE = 2
@@ -76,14 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
     memo = FingerprintMemo(settings.memo_entries)
-    file = PoolMemory() if settings.door == "gateway" else EndpointsFile(settings.envoy_dir)
     tally = MatchTally(time.time)
     approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
     history = PromptHistory(settings.history_chunks) if approximate else None
     metrics = RouterMetrics(
         memo,
         time.monotonic,
-        pool_known=lambda: not file.empty,
+        pool_known=lambda: not pool.empty,
         counted=lambda: len(tally),
         history=() if history is None else history,
         mode=settings.undeclared_mode,
@@ -92,7 +95,14 @@ async def serve(settings: RouterSettings) -> None:
     chooser = Chooser(ledger, history, settings.cost, time.monotonic)
     rewriter = Rewriter(lambda _digest: None, settings.memo_entries)
     picker = Picker(Matcher(memo), chooser, tally, metrics, time.perf_counter, rewriter)
-    keeper = RouteKeeper(picker, file, metrics, settings.tenant, time.monotonic)
+    if settings.door == "gateway":
+        pool: PublishedPool = PoolMemory()
+        door = _gateway_door(settings, picker, ledger, metrics)
+    else:
+        pool = publisher = _publisher(settings.envoy_dir, metrics)
+        counts = HeaderCounts(settings.envoy_dir, tally, metrics)
+        door = _standalone_door(settings, picker, ledger, metrics, publisher, counts)
+    keeper = RouteKeeper(picker, pool, metrics, settings.tenant, time.monotonic)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
@@ -110,14 +120,13 @@ async def serve(settings: RouterSettings) -> None:
         time.monotonic,
     )
     stop = _stop_signal()
-    open_chosen = _gateway_door if settings.door == "gateway" else _standalone_door
     exposition = await open_door(
         metrics.answer, settings.metrics_host, settings.metrics_port, public=True
     )
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(work) for work in (watcher.run(), reporter.run())]
-            async with open_chosen(settings, picker, ledger, metrics) as work:
+            async with door as work:
                 running.append(tasks.create_task(work))
                 structlog.get_logger("picker").info(
                     "ready", tenant=settings.tenant, door=settings.door
@@ -134,9 +143,14 @@ async def serve(settings: RouterSettings) -> None:
 
 @asynccontextmanager
 async def _standalone_door(
-    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
+    settings: RouterSettings,
+    picker: Picker,
+    ledger: LoadLedger,
+    metrics: RouterMetrics,
+    publisher: EnvoyPublisher,
+    counts: HeaderCounts,
 ) -> AsyncIterator[Coroutine[None, None, None]]:
-    """Answer the Envoy beside the picker; give the work of reading its load."""
+    """Answer the Envoy beside the picker; give the work of telling it names and reading it."""
     decisions = await open_door(
         ExtAuthz(picker, settings.max_request_bytes).answer,
         settings.decision_host,
@@ -146,9 +160,13 @@ async def _standalone_door(
     rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes)
     await rewrites.start(settings.decision_host, settings.rewrite_port)
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
+    load = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
+    counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
     try:
         async with admin:
-            yield LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000).run()
+            yield _together(load.run(), counting.run(), publisher.run(before=counting.read))
+            # What Envoy resolved until now is told by the picker's last report.
+            await counting.read()
     finally:
         # Envoy's idle connections end with the process: an answer is never half given.
         decisions.close()
@@ -167,6 +185,16 @@ async def _gateway_door(
     await server.start()
     yield server.health.run()
     await server.stop()
+
+
+def _publisher(folder: Path, metrics: RouterMetrics) -> EnvoyPublisher:
+    return EnvoyPublisher(EndpointsFile(folder), RoutesFile(folder), metrics)
+
+
+async def _together(*works: Coroutine[None, None, None]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work)
 
 
 def _stop_signal() -> asyncio.Event:

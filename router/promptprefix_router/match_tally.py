@@ -32,15 +32,15 @@ class MatchTally:
         """Count for these versions from now on, and forget the others."""
         self._counts = {id_: self._counts.get(id_) or _Count() for id_ in ids}
 
-    def note(self, ids: Collection[str]) -> None:
-        """Count a request that matched these versions."""
+    def note(self, ids: Collection[str], requests: int = 1) -> None:
+        """Count so many requests that matched these versions, the latest of them just now."""
         if not ids:
             return
         now = self._wall()
         for id_ in ids:
             count = self._counts.get(id_)
             if count is not None:
-                count.count += 1
+                count.count += requests
                 count.at = now
                 count.told = False
 

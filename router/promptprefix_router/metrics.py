@@ -92,6 +92,13 @@ class RouterMetrics:
             "route_syncs", "Answers and failures of the operator's route table.", "result"
         )
         self._readings = self._counter("load_readings", "Readings of Envoy's load.", "result")
+        self._names = self._gauge("header_names", "Names that Envoy resolves alone.")
+        self._names_behind = self._gauge(
+            "header_names_behind", "1 while Envoy resolves names by an earlier route table."
+        )
+        self._count_readings = self._counter(
+            "header_readings", "Readings of how often Envoy resolved names alone.", "result"
+        )
         age = self._gauge(
             "route_table_age_seconds", "Time since the operator last confirmed the route table."
         )
@@ -122,6 +129,22 @@ class RouterMetrics:
     def rewrote(self, result: RewriteResult) -> None:
         """Count one request whose prefix has its requests rewritten."""
         self._rewrites.labels(result).inc()
+
+    def resolved(self, outcome: Outcome, requests: int) -> None:
+        """Count requests whose header Envoy resolved alone."""
+        self._decisions.labels(MatchKind.HEADER, outcome).inc(requests)
+
+    def resolved_by_envoy(self, names: int) -> None:
+        """Show how many names Envoy resolves alone."""
+        self._names.set(names)
+
+    def names_behind(self, behind: bool) -> None:
+        """Show whether Envoy resolves names by an earlier route table."""
+        self._names_behind.set(behind)
+
+    def read_counts(self, result: str) -> None:
+        """Count one reading of what Envoy resolved alone; ``result`` is a fixed word."""
+        self._count_readings.labels(result).inc()
 
     def published(self, routes: Routes) -> None:
         """Show the size of a new route table."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from promptprefix_router.routes import Endpoint
+from promptprefix_router.routes import Routes
 
 
 class PoolMemory:
@@ -18,9 +16,9 @@ class PoolMemory:
         """Whether no endpoint is in force."""
         return not self._addresses
 
-    def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Put ``endpoints`` in force; return whether they changed."""
-        addresses = frozenset(endpoint.address for endpoint in endpoints)
+    def publish(self, routes: Routes) -> bool:
+        """Put ``routes`` in force; return whether the endpoints changed."""
+        addresses = frozenset(endpoint.address for endpoint in routes.endpoints)
         changed = addresses != self._addresses
         self._addresses = addresses
         return changed

@@ -1,8 +1,8 @@
-"""Puts a new route table in force: the endpoints file first, then the picker."""
+"""Puts a new route table in force: where Envoy reads it first, then in the picker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 import structlog
@@ -10,7 +10,7 @@ import structlog
 from promptprefix.wire import RouteTable
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.routes import Endpoint, Routes
+from promptprefix_router.routes import Routes
 
 EMPTY_GRACE_S = 60.0
 """How long an empty pool must last before it replaces one with endpoints.
@@ -21,14 +21,14 @@ serves nobody, so waiting costs nothing.
 
 
 class PublishedPool(Protocol):
-    """Where the endpoints in force are kept."""
+    """Where the route table in force is kept."""
 
     @property
     def empty(self) -> bool:
-        """Whether there are none."""
+        """Whether it has no endpoint."""
 
-    def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Put ``endpoints`` in force; return whether they changed. Raises `OSError`."""
+    def publish(self, routes: Routes) -> bool:
+        """Put ``routes`` in force; return whether the endpoints changed. Raises `OSError`."""
 
 
 class RouteKeeper:
@@ -40,13 +40,13 @@ class RouteKeeper:
     def __init__(
         self,
         picker: Picker,
-        file: PublishedPool,
+        pool: PublishedPool,
         metrics: RouterMetrics,
         tenant: str,
         clock: Callable[[], float],
     ) -> None:
         self._picker = picker
-        self._file = file
+        self._pool = pool
         self._metrics = metrics
         self._tenant = tenant
         self._clock = clock
@@ -62,7 +62,7 @@ class RouteKeeper:
             return
         self._unknown = False
         routes = Routes.from_table(table, self._tenant)
-        if routes.endpoints or self._file.empty:
+        if routes.endpoints or self._pool.empty:
             self._publish(routes)
             return
         if self._held is None:
@@ -86,7 +86,7 @@ class RouteKeeper:
         self._unknown, self._held = True, None
 
     def _publish(self, routes: Routes) -> None:
-        changed = self._file.write(routes.endpoints)
+        changed = self._pool.publish(routes)
         self._picker.use(routes)
         self._held = None
         self._metrics.published(routes)

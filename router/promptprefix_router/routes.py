@@ -63,6 +63,11 @@ class Routes:
         return sum(len(versions) for versions in self._by_name.values())
 
     @property
+    def by_name(self) -> Mapping[str, tuple[RoutePrefix, ...]]:
+        """The versions of each declared prefix, the one in force first."""
+        return self._by_name
+
+    @property
     def ids(self) -> frozenset[str]:
         """Ids of the declared versions; an operator that is older than these tells none."""
         every = (prefix.id for versions in self._by_name.values() for prefix in versions)

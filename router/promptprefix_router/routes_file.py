@@ -1,0 +1,31 @@
+"""The file from which Envoy takes its routes (RDS from a watched file)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from promptprefix_router.envoy_routes import route_configuration
+from promptprefix_router.header_plan import HeaderRoute
+from promptprefix_router.watched_file import WatchedFile, discovery_response
+
+ROUTES_FILE = "routes.json"
+
+
+class RoutesFile:
+    """Writes the routes when they change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = WatchedFile(folder / ROUTES_FILE)
+
+    def create(self) -> bool:
+        """Make a file without names unless there is one; return whether it was made."""
+        return self._file.create(_render(()))
+
+    def write(self, named: Sequence[HeaderRoute]) -> bool:
+        """Let Envoy resolve ``named``; return whether the file changed. Raises `OSError`."""
+        return self._file.write(_render(named))
+
+
+def _render(named: Sequence[HeaderRoute]) -> bytes:
+    return discovery_response(route_configuration(named))
