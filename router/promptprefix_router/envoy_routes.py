@@ -123,7 +123,7 @@ def _retry_policy() -> EnvoyConfig:
     }
     return {
         "retry_on": _RETRY_ON,
-        "num_retries": 2,
+        "num_retries": 3,
         "host_selection_retry_max_attempts": 5,
         "retry_host_predicate": [previous_hosts],
     }
