@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -11,18 +13,27 @@ from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.header_plan import HeaderPlan, plan_headers
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.routes import Routes
-from promptprefix_router.routes_file import RoutesFile
+from promptprefix_router.routes_file import RoutesFile, render_routes
 
 PAUSE_S = 0.5
 PAUSE_PER_ROUTE_S = 0.001
 """Envoy reads all routes again when one changes: the more there are, the longer the pause."""
 
 
+class Aside(Protocol):
+    """Runs a function beside the event loop: with thousands of names a plan takes a while."""
+
+    def __call__(
+        self, function: Callable[[Routes], _Draft], routes: Routes, /
+    ) -> Awaitable[_Draft]:
+        """Return what ``function`` returns."""
+
+
 class EnvoyPublisher:
     """Publishes endpoints at once, and who is warm for what at a pace that Envoy can bear.
 
     Until then a warm pod is one that was warm before, at worst; a name that Envoy doesn't know yet
-    is resolved by the picker. What no pod could answer by the plan in force is published at once.
+    is resolved by the picker. If a name lost all its pods, others are published at once.
     """
 
     def __init__(
@@ -31,13 +42,16 @@ class EnvoyPublisher:
         routes: RoutesFile,
         metrics: RouterMetrics,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        aside: Aside = asyncio.to_thread,
     ) -> None:
         self._endpoints_file = endpoints
         self._routes_file = routes
         self._metrics = metrics
         self._sleep = sleep
+        self._aside = aside
         self._routes = Routes()
         self._plan: HeaderPlan | None = None
+        self._unserved: frozenset[str] = frozenset()
         self._behind = asyncio.Event()
         self._log = structlog.get_logger("envoy")
 
@@ -53,32 +67,36 @@ class EnvoyPublisher:
 
     def publish(self, routes: Routes) -> bool:
         """Publish a route table; return whether the endpoints changed. Raises `OSError`."""
-        plan = plan_headers(routes)
         self._routes = routes
-        if self._plan is None or _serves_more(plan, self._plan, routes):
-            return self._put(plan)
-        self._fall_behind(plan != self._plan)
+        if self._plan is None or self._plan.unserved(routes.endpoints) - self._unserved:
+            return self._put(_draft(routes))
+        self._fall_behind(True)
         return self._endpoints_file.write(routes.endpoints, self._plan.groups_of)
 
     async def run(self, before: Callable[[], Awaitable[object]]) -> None:
-        """Catch up for ever; ``before`` is awaited each time before names change."""
+        """Catch up for ever; ``before`` is awaited each time before names may change."""
         while True:
             await self._behind.wait()
             await before()
-            plan = plan_headers(self._routes)
+            in_force = self._plan
+            draft = await self._aside(_draft, self._routes)
+            if self._plan is not in_force:
+                continue
             try:
-                self._put(plan)
+                self._put(draft)
             except OSError as error:
                 self._log.error("Envoy's files can't be written", error=str(error))
-            await self._sleep(PAUSE_S + PAUSE_PER_ROUTE_S * len(plan.routes))
+            await self._sleep(PAUSE_S + PAUSE_PER_ROUTE_S * len(draft.plan.routes))
 
-    def _put(self, plan: HeaderPlan) -> bool:
+    def _put(self, draft: _Draft) -> bool:
         """Write endpoints before routes: a route names no group that Envoy hasn't heard of."""
-        changed = self._endpoints_file.write(self._routes.endpoints, plan.groups_of)
-        self._routes_file.write(plan.routes)
+        plan, endpoints = draft.plan, self._routes.endpoints
+        changed = self._endpoints_file.write(endpoints, plan.groups_of)
+        self._routes_file.write(draft.content)
         self._plan = plan
-        self._fall_behind(False)
+        self._unserved = plan.unserved(endpoints)
         self._metrics.resolved_by_envoy(len(plan.routes))
+        self._fall_behind(draft.routes is not self._routes)
         return changed
 
     def _fall_behind(self, behind: bool) -> None:
@@ -89,7 +107,13 @@ class EnvoyPublisher:
             self._behind.clear()
 
 
-def _serves_more(plan: HeaderPlan, than: HeaderPlan, routes: Routes) -> bool:
-    """Return whether ``plan`` has a ready pod for a name for which the other has none."""
-    missing = than.unserved(routes.endpoints)
-    return bool(missing) and not missing <= plan.unserved(routes.endpoints)
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    routes: Routes
+    plan: HeaderPlan
+    content: bytes
+
+
+def _draft(routes: Routes) -> _Draft:
+    plan = plan_headers(routes)
+    return _Draft(routes, plan, render_routes(plan.routes))

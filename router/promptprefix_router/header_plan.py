@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeAlias
 
 from promptprefix.wire import RoutePrefix
@@ -61,13 +62,14 @@ class HeaderPlan:
 def plan_headers(routes: Routes, max_groups: int = MAX_GROUPS) -> HeaderPlan:
     """Return the plan for a route table.
 
-    A salted prefix is left out: the salt is in the body, which Envoy doesn't read.
+    A prefix that is salted, or of one tenant within the namespace, is left out: Envoy can't tell
+    who may use it.
     """
     book = _PoolBook(routes.endpoints)
     wishes = [
         book.wish(name, versions)
         for name, versions in sorted(routes.by_name.items())
-        if _NAME.fullmatch(name) and not any(version.salt for version in versions)
+        if _NAME.fullmatch(name) and not any(each.salt or each.owner for each in versions)
     ]
     groups = {pool: book.group(pool) for pool in _most_shared(wishes, max_groups)}
     return HeaderPlan(
@@ -80,8 +82,8 @@ def plan_headers(routes: Routes, max_groups: int = MAX_GROUPS) -> HeaderPlan:
     )
 
 
-_Pool: TypeAlias = tuple[int, ...]
-"""Pods by their place in the route table, in order."""
+_Pool: TypeAlias = int
+"""Pods as bits, by their place in the route table: thousands of sets are united in no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,16 @@ class _PoolBook:
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
-        self._holders: dict[str, set[int]] = {}
-        self._servants: dict[str, set[int]] = {}
+        self._holders: dict[str, _Pool] = {}
+        self._servants: dict[str, _Pool] = {}
+        self._ready: _Pool = 0
         for place, endpoint in enumerate(endpoints):
+            bit = 1 << place
+            self._ready |= bit * endpoint.ready
             for digest in endpoint.warm:
-                self._holders.setdefault(digest, set()).add(place)
+                self._holders[digest] = self._holders.get(digest, 0) | bit
             for model in endpoint.models:
-                self._servants.setdefault(model, set()).add(place)
+                self._servants[model] = self._servants.get(model, 0) | bit
 
     def wish(self, name: str, versions: Sequence[RoutePrefix]) -> _Wish:
         """Return the pods for the version in force of ``name``, which is the first, best first.
@@ -111,42 +116,45 @@ class _PoolBook:
         The header says nothing of the text: pods that hold an earlier one are as good.
         """
         newest = versions[0]
-        serving = self._servants.get(newest.model, set())
-        digests = {
-            digest
-            for version in versions
-            if version.model == newest.model
-            for digest in version.token_digests
-        }
-        warm = set().union(*(self._holders.get(digest, ()) for digest in digests)) & serving
-        known_warm = any(self._endpoints[place].ready for place in warm)
-        best = {tuple(sorted(pool)): None for pool in (warm, serving) if pool}
-        outcome = Outcome.WARM if known_warm else Outcome.COLD
+        serving = self._servants.get(newest.model, 0)
+        warm = 0
+        for version in versions:
+            if version.model == newest.model:
+                for digest in version.token_digests:
+                    warm |= self._holders.get(digest, 0)
+        warm &= serving
+        outcome = Outcome.WARM if warm & self._ready else Outcome.COLD
+        best = dict.fromkeys(pool for pool in (warm, serving) if pool)
         return _Wish(name, newest.id, outcome, tuple(best))
 
     def group(self, pool: _Pool) -> str:
         """Return the name of the group that has these pods."""
-        members = ",".join(self._endpoints[place].address for place in pool)
+        members = ",".join(endpoint.address for endpoint in self._members(pool))
         return hashlib.sha256(members.encode()).hexdigest()[:_GROUP_DIGITS]
 
     def labels(self, groups: Mapping[_Pool, str]) -> Mapping[_Servant, tuple[str, ...]]:
         """Return the groups of each pod."""
-        found: dict[int, list[str]] = {}
-        for pool, group in groups.items():
-            for place in pool:
-                found.setdefault(place, []).append(group)
-        return {
-            _servant(self._endpoints[place]): tuple(sorted(each)) for place, each in found.items()
-        }
+        found: dict[_Servant, list[str]] = {}
+        for pool, group in sorted(groups.items(), key=itemgetter(1)):
+            for endpoint in self._members(pool):
+                found.setdefault(_servant(endpoint), []).append(group)
+        return {servant: tuple(each) for servant, each in found.items()}
+
+    def _members(self, pool: _Pool) -> Iterator[Endpoint]:
+        while pool:
+            lowest = pool & -pool
+            yield self._endpoints[lowest.bit_length() - 1]
+            pool ^= lowest
 
 
 def _most_shared(wishes: Iterable[_Wish], most: int) -> set[_Pool]:
-    """Return at most so many pools, such that as many wishes as possible have all of theirs."""
+    """Return at most so many pools, such that many wishes have all of theirs."""
     kept: set[_Pool] = set()
     shares = Counter(wish.pools for wish in wishes)
     for pools, _ in sorted(shares.items(), key=lambda item: (-item[1], item[0])):
-        if len(kept.union(pools)) <= most:
-            kept.update(pools)
+        new = [pool for pool in pools if pool not in kept]
+        if len(kept) + len(new) <= most:
+            kept.update(new)
     return kept
 
 

@@ -20,12 +20,13 @@ class RoutesFile:
 
     def create(self) -> bool:
         """Make a file without names unless there is one; return whether it was made."""
-        return self._file.create(_render(()))
+        return self._file.create(render_routes(()))
 
-    def write(self, named: Sequence[HeaderRoute]) -> bool:
-        """Let Envoy resolve ``named``; return whether the file changed. Raises `OSError`."""
-        return self._file.write(_render(named))
+    def write(self, content: bytes) -> bool:
+        """Put rendered routes in the file; return whether it changed. Raises `OSError`."""
+        return self._file.write(content)
 
 
-def _render(named: Sequence[HeaderRoute]) -> bytes:
+def render_routes(named: Sequence[HeaderRoute]) -> bytes:
+    """Return an Envoy discovery response whose routes let it resolve ``named``."""
     return discovery_response(route_configuration(named))

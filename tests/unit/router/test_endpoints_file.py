@@ -42,6 +42,25 @@ def test_it_changes_only_when_the_endpoints_do(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["endpoints.json"]
 
 
+def test_groups_are_metadata_by_which_envoy_balances(tmp_path: Path) -> None:
+    pods = routes(endpoint(1), endpoint(2)).endpoints
+    file = EndpointsFile(tmp_path)
+    assert file.write(pods, lambda each: ("g", "h") if each.host == "10.0.0.1" else ())
+    (resource,) = json.loads((tmp_path / "endpoints.json").read_bytes())["resources"]
+    assert [each.get("metadata") for each in resource["endpoints"][0]["lb_endpoints"]] == [
+        {"filter_metadata": {"envoy.lb": {"group": ["g", "h"]}}},
+        None,
+    ]
+
+
+def test_the_version_tells_contents_apart(tmp_path: Path) -> None:
+    file, versions = EndpointsFile(tmp_path), []
+    for pods in ((endpoint(1),), (endpoint(2),), (endpoint(1),)):
+        file.write(routes(*pods).endpoints)
+        versions.append(json.loads((tmp_path / "endpoints.json").read_bytes())["version_info"])
+    assert versions[0] == versions[2] != versions[1]
+
+
 def test_an_old_file_stays_in_force(tmp_path: Path) -> None:
     file = EndpointsFile(tmp_path)
     assert file.empty

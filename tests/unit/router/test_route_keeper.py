@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.envoy_publisher import EnvoyPublisher
 from promptprefix_router.load_reader import LoadFormatError, parse_reading
 from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Matcher
@@ -17,6 +18,7 @@ from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.route_keeper import EMPTY_GRACE_S, RouteKeeper
+from promptprefix_router.routes_file import RoutesFile
 
 from .samples import TENANT, chooser, endpoint, prefix, table
 
@@ -35,7 +37,8 @@ class Stand:
         self.tally = MatchTally(time.time)
         self.picker = Picker(Matcher(memo), chooser(), self.tally, self.metrics, time.perf_counter)
         self.file = EndpointsFile(self.folder)
-        self.keeper = RouteKeeper(self.picker, self.file, self.metrics, TENANT, lambda: self.now)
+        publisher = EnvoyPublisher(self.file, RoutesFile(self.folder), self.metrics)
+        self.keeper = RouteKeeper(self.picker, publisher, self.metrics, TENANT, lambda: self.now)
 
     @property
     def known(self) -> list[str]:
@@ -126,6 +129,7 @@ def test_the_load_is_read_from_envoys_clusters() -> None:
           {"name":"engines","host_statuses":[
             {"address":{"socket_address":{"address":"10.0.0.1","port_value":8000}},
              "stats":[{"name":"cx_active","value":"9","type":"GAUGE"},
+                      {"name":"rq_total","value":"70","type":"COUNTER"},
                       {"name":"rq_active","value":"3","type":"GAUGE"}],
              "health_status":{"eds_health_status":"HEALTHY"}},
             {"address":{"socket_address":{"address":"fd00::1","port_value":8000}},
@@ -133,6 +137,7 @@ def test_the_load_is_read_from_envoys_clusters() -> None:
              "health_status":{"failed_active_health_check":true}}]}]}"""
     )
     assert reading.active == {"10.0.0.1:8000": 3, "[fd00::1]:8000": 0}
+    assert reading.served == 70
     assert reading.unhealthy == {"[fd00::1]:8000"}
 
 
