@@ -7,8 +7,9 @@ from pathlib import Path
 
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.envoy_clusters import clusters
+from promptprefix_router.envoy_config import EnvoyConfig
 from promptprefix_router.envoy_listeners import client_listener, stats_listener
-from promptprefix_router.envoy_routes import CLIENT_ROUTES, EnvoyConfig
+from promptprefix_router.envoy_routes import CLIENT_ROUTES
 from promptprefix_router.routes_file import RoutesFile
 from promptprefix_router.settings import RouterSettings
 from promptprefix_router.watched_file import WatchedFile

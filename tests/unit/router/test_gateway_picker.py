@@ -142,8 +142,8 @@ def test_what_served_is_counted(served: str, word: str) -> None:
 def test_the_remembered_pool() -> None:
     pool = PoolMemory()
     assert pool.empty
-    assert pool.write(WARM.endpoints)
-    assert not pool.write(reversed(WARM.endpoints))
+    assert pool.publish(WARM)
+    assert not pool.publish(WARM)
     assert not pool.empty
-    assert pool.write(())
+    assert pool.publish(Routes())
     assert pool.empty
