@@ -124,18 +124,11 @@ async def serve(settings: RouterSettings) -> None:
         metrics.answer, settings.metrics_host, settings.metrics_port, public=True
     )
     try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(work) for work in (watcher.run(), reporter.run())]
-            async with door as work:
-                running.append(tasks.create_task(work))
-                structlog.get_logger("picker").info(
-                    "ready", tenant=settings.tenant, door=settings.door
-                )
-                # What lives for ever need not be looked at by each collection.
-                gc.freeze()
-                await stop.wait()
-            for task in running:
-                task.cancel()
+        async with _running(watcher.run(), reporter.run()), door:
+            structlog.get_logger("picker").info("ready", tenant=settings.tenant, door=settings.door)
+            # What lives for ever need not be looked at by each collection.
+            gc.freeze()
+            await stop.wait()
         await reporter.farewell()
     finally:
         exposition.close()
@@ -149,8 +142,8 @@ async def _standalone_door(
     metrics: RouterMetrics,
     publisher: EnvoyPublisher,
     counts: HeaderCounts,
-) -> AsyncIterator[Coroutine[None, None, None]]:
-    """Answer the Envoy beside the picker; give the work of telling it names and reading it."""
+) -> AsyncIterator[None]:
+    """Answer the Envoy beside the picker, tell it names, and read its load and counts."""
     decisions = await open_door(
         ExtAuthz(picker, settings.max_request_bytes).answer,
         settings.decision_host,
@@ -164,7 +157,8 @@ async def _standalone_door(
     counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
     try:
         async with admin:
-            yield _together(load.run(), counting.run(), publisher.run(before=counting.read))
+            async with _running(load.run(), counting.run(), publisher.run(before=counting.read)):
+                yield
             # What Envoy resolved until now is told by the picker's last report.
             await counting.read()
     finally:
@@ -176,25 +170,30 @@ async def _standalone_door(
 @asynccontextmanager
 async def _gateway_door(
     settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
-) -> AsyncIterator[Coroutine[None, None, None]]:
-    """Answer gateways; give the work of telling them of the picker's health."""
+) -> AsyncIterator[None]:
+    """Answer gateways, and tell them of the picker's health."""
     # Its libraries cost memory, so they are loaded only where they serve.
     from promptprefix_router.gateway_server import GatewayServer
 
     server = GatewayServer(settings, picker, ledger, metrics)
     await server.start()
-    yield server.health.run()
-    await server.stop()
+    async with _running(server.health.run()):
+        yield
+        await server.stop()
 
 
 def _publisher(folder: Path, metrics: RouterMetrics) -> EnvoyPublisher:
     return EnvoyPublisher(EndpointsFile(folder), RoutesFile(folder), metrics)
 
 
-async def _together(*works: Coroutine[None, None, None]) -> None:
+@asynccontextmanager
+async def _running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Let ``works`` go on meanwhile."""
     async with asyncio.TaskGroup() as tasks:
-        for work in works:
-            tasks.create_task(work)
+        running = [tasks.create_task(work) for work in works]
+        yield
+        for task in running:
+            task.cancel()
 
 
 def _stop_signal() -> asyncio.Event:
