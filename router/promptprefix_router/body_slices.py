@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -59,22 +60,27 @@ class BodySlicer:
             "Body", [(shape.conversation, _CONVERSATIONS[shape.turns]), *fields]
         )
         self._decoder = msgspec.json.Decoder(struct)
+        self._fields = attrgetter(
+            shape.conversation, "model", SALT_FIELD, TRANSFER_FIELD, *shape.values, *shape.markers
+        )
+        self._names = (*shape.values, *shape.markers)
 
     def cut(self, body: bytes) -> BodySlices:
         """Return the slices; raise `ValueError` or `RecursionError` for no request of the API."""
         shape = self._shape
-        found: Any = self._decoder.decode(body)
-        parts = [(shape.conversation, _turns(getattr(found, shape.conversation)))]
-        for name in shape.values:
-            if raw := bytes(getattr(found, name)):
-                parts.append((name, raw))
-        for name in shape.markers:
-            if bytes(getattr(found, name)) not in _UNSET:
+        turns, model, salt, transfer, *others = self._fields(self._decoder.decode(body))
+        parts = [(shape.conversation, _turns(turns))]
+        for name, raw in zip(self._names, others, strict=True):
+            # Most are absent.
+            if raw is ABSENT:
+                continue
+            if name not in shape.markers:
+                parts.append((name, bytes(raw)))
+            elif bytes(raw) not in _UNSET:
                 parts.append((name, _SET))
-        transfer = getattr(found, TRANSFER_FIELD)
         if transfer and _brings_tokens(transfer):
             parts.append((TRANSFER_FIELD, _OWN_TOKENS))
-        return BodySlices(found.model, getattr(found, SALT_FIELD), tuple(parts))
+        return BodySlices(model, salt, tuple(parts))
 
 
 def _turns(conversation: str | list[msgspec.Raw] | list[_Turn]) -> bytes:

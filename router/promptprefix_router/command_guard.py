@@ -33,15 +33,19 @@ def has_escaped_letters(body: bytes) -> bool:
     return _ESCAPED_LETTER.search(body) is not None
 
 
-def carries_command(body: bytes) -> bool:
+def carries_command(body: bytes, escaped: bool | None = None) -> bool:
     """Return whether an engine could read a command of ours out of ``body``.
 
+    ``escaped`` is what `has_escaped_letters` says of it, if that is known.
     True for a body nested too deep to tell that may hold one. False for a body that no JSON
     reader accepts: the engine refuses it as well.
     """
     # Without the plain key, escaped letters or the NUL bytes of UTF-16 and UTF-32 there is no key.
-    if _KEY not in body and b"\0" not in body and not has_escaped_letters(body):
-        return False
+    if _KEY not in body and b"\0" not in body:
+        if escaped is None:
+            escaped = has_escaped_letters(body)
+        if not escaped:
+            return False
     try:
         value = json.loads(
             body,

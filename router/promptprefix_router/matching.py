@@ -13,6 +13,7 @@ from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import system_bytes
 from promptprefix.shapes import SHAPES
 from promptprefix.wire import RoutePrefix
+from promptprefix_router.command_guard import has_escaped_letters
 from promptprefix_router.heads import HeadIndex
 from promptprefix_router.memo import NOT_CANONICAL, FingerprintMemo
 from promptprefix_router.request_head import (
@@ -60,6 +61,12 @@ class Question:
     partial: bool = False
     prefix_name: str | None = None
     subset: frozenset[str] | None = None
+    escaped: bool = field(init=False, repr=False, compare=False)
+    """What `has_escaped_letters` says of the body: several ask for it, and it takes a while."""
+
+    def __post_init__(self) -> None:
+        """Look at the body once."""
+        object.__setattr__(self, "escaped", has_escaped_letters(self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ class Matcher:
         if reader is None:
             return self._match_other(question, routes)
         try:
-            head = reader.read(question.body)
+            head = reader.read(question.body, question.escaped)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model, head.salt)
@@ -119,7 +126,7 @@ class Matcher:
             return _undeclared(head, reading.cause)
         alike = routes.with_fingerprint(reading.fingerprint)
         if prefixes := _salted_alike(alike, head.salt):
-            return replace(_matched(MatchKind.FINGERPRINT, prefixes), prefixes=prefixes)
+            return _matched(MatchKind.FINGERPRINT, prefixes, prefixes)
         if head.salt is not None and self._heads.knows(reading.frame):
             text = system_bytes(head.system()) if system is None else system
             begun = self._heads.longest(reading.frame, head.salt, text)
@@ -154,13 +161,16 @@ def _by_name(
     return replace(_matched(MatchKind.HEADER, prefixes), ids=(prefixes[0].id,))
 
 
-def _matched(kind: MatchKind, prefixes: tuple[RoutePrefix, ...]) -> Match:
+def _matched(
+    kind: MatchKind, prefixes: tuple[RoutePrefix, ...], meant: tuple[RoutePrefix, ...] = ()
+) -> Match:
     return Match(
         kind,
         prefixes[0].model,
-        frozenset(digest for prefix in prefixes for digest in prefix.token_digests),
-        tuple(prefix.id for prefix in prefixes),
-        tokens=max(prefix.tokens for prefix in prefixes),
+        frozenset([digest for prefix in prefixes for digest in prefix.token_digests]),
+        tuple([prefix.id for prefix in prefixes]),
+        meant,
+        max([prefix.tokens for prefix in prefixes]),
     )
 
 
@@ -175,5 +185,7 @@ def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[
     """
     if salt is None:
         return ()
+    if not salt and not any(each.salt for each in prefixes):
+        return prefixes
     given = salt.encode()
     return tuple(each for each in prefixes if hmac.compare_digest(each.salt.encode(), given))

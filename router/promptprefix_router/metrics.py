@@ -64,6 +64,8 @@ class RouterMetrics:
         self._decisions = self._counter(
             "decisions", "Decisions by how a request matched and what came of it.", "match outcome"
         )
+        # Looking labels up takes longer than counting; there are as many as there are words.
+        self._decided: dict[tuple[str, str], Counter] = {}
         for kind in MatchKind:
             for outcome in Outcome:
                 if outcome is not Outcome.REFUSED:
@@ -121,7 +123,11 @@ class RouterMetrics:
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """Count one decision."""
-        self._decisions.labels(decision.match or COMMAND, decision.outcome).inc()
+        words = (decision.match or COMMAND, decision.outcome)
+        count = self._decided.get(words)
+        if count is None:
+            count = self._decided[words] = self._decisions.labels(*words)
+        count.inc()
         if decision.reason is not None:
             self._spills.labels(decision.reason).inc()
         self._seconds.observe(seconds)

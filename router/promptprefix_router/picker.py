@@ -59,7 +59,7 @@ class Picker:
         return self._rewriter.plan(question, match).rewriting
 
     def _decision(self, question: Question) -> Decision:
-        if carries_command(question.body):
+        if carries_command(question.body, question.escaped):
             return COMMAND_REFUSED
         match = self._matcher.match(question, self._routes)
         self._tally.note(match.ids)

@@ -83,11 +83,10 @@ class DeclaringHead(RequestHead):
 
 
 def _digest(start: bytes, parts: Parts) -> bytes:
-    digest = hashlib.sha256(start)
+    said = [start]
     for name, raw in parts:
-        digest.update(b" %s %d " % (name.encode(), len(raw)))
-        digest.update(raw)
-    return digest.digest()
+        said += (b" %s %d " % (name.encode(), len(raw)), raw)
+    return hashlib.sha256(b"".join(said)).digest()
 
 
 def _parsed(parts: Parts) -> JsonValue:
@@ -101,8 +100,11 @@ class DeclaringReader:
         self._shape = shape
         self._slicer = BodySlicer(shape)
 
-    def read(self, body: bytes) -> DeclaringHead:
-        """Return the head of a request; raise `MalformedError`."""
+    def read(self, body: bytes, escaped: bool | None = None) -> DeclaringHead:
+        """Return the head of a request; raise `MalformedError`.
+
+        ``escaped`` is what `has_escaped_letters` says of the body, if that is known.
+        """
         try:
             slices = self._slicer.cut(body)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -110,15 +112,17 @@ class DeclaringReader:
         model = _text(slices.model)
         if model is None:
             raise MalformedError("no model")
-        texts = self._shape.system_fields
-        around = (part for part in slices.parts if part[0] not in texts)
+        around = [("model", bytes(slices.model))]
+        within = []
+        for part in slices.parts:
+            (within if part[0] in self._shape.system_fields else around).append(part)
         return DeclaringHead(
-            model=model,
-            salt=_salt(slices.salt),
-            shape=self._shape,
-            around=(("model", bytes(slices.model)), *around),
-            within=tuple(part for part in slices.parts if part[0] in texts),
-            ambiguous=_ambiguous(body, slices),
+            model,
+            _salt(slices.salt),
+            self._shape,
+            tuple(around),
+            tuple(within),
+            (has_escaped_letters(body) if escaped is None else escaped) or _ambiguous(body, slices),
         )
 
 
@@ -146,19 +150,15 @@ def check_unambiguous(body: bytes) -> None:
 
 
 def _ambiguous(body: bytes, slices: BodySlices) -> bool:
-    if has_escaped_letters(body):
+    if _stands_twice(body, "model") or (slices.salt and _stands_twice(body, SALT_FIELD)):
         return True
-    names = ["model", *(name for name, _ in slices.parts)]
-    if slices.salt:
-        names.append(SALT_FIELD)
-    return any(_stands_twice(body, name.encode()) for name in names)
+    return any(_stands_twice(body, name) for name, _ in slices.parts)
 
 
-def _stands_twice(body: bytes, name: bytes) -> bool:
+def _stands_twice(body: bytes, name: str) -> bool:
     """Return whether ``name`` may be a key twice; values that are equal to it are not counted."""
-    if body.count(b'"%s"' % name) < 2:
-        return False
-    return len(re.findall(rb'"%s"\s*:' % name, body)) > 1
+    quoted = b'"%s"' % name.encode()
+    return body.count(quoted) > 1 and len(re.findall(rb"%s\s*:" % quoted, body)) > 1
 
 
 def _salt(raw: msgspec.Raw) -> str | None:
