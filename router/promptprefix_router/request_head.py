@@ -113,7 +113,7 @@ class DeclaringReader:
         if model is None:
             raise MalformedError("no model")
         around = [("model", bytes(slices.model))]
-        within = []
+        within: list[tuple[str, bytes]] = []
         for part in slices.parts:
             (within if part[0] in self._shape.system_fields else around).append(part)
         return DeclaringHead(
