@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from google.protobuf.message import DecodeError
 
 from promptprefix_router.ext_proc_events import (
@@ -63,7 +65,25 @@ def decode(raw: bytes) -> Event | None:
 
 def encode(answer: Answer) -> bytes:
     """Write a ``ProcessingResponse``."""
+    return _known(answer) if _recurs(answer) else _written(answer)
+
+
+def _recurs(answer: Answer) -> bool:
+    """Return whether ``answer`` is of a few: nothing of a client's is in it."""
+    if isinstance(answer, RequestPiece | ResponsePiece):
+        return False
+    if isinstance(answer, RequestBodyAnswer) and answer.body is not None:
+        return False
+    if isinstance(answer, RequestHeadAnswer | RequestBodyAnswer):
+        return answer.steering is None or not answer.steering.forged
+    return True
+
+
+def _written(answer: Answer) -> bytes:
     return _response(answer).SerializeToString()  # type: ignore[no-any-return]
+
+
+_known = lru_cache(maxsize=1024)(_written)
 
 
 def _request_head(message: Message) -> RequestHead:

@@ -52,7 +52,13 @@ class GatewayPicker:
         """Return the decision; one without a refusal has an endpoint."""
         routes = self._picker.routes
         allowed = _allowed(routes.endpoints, question.subset)
-        asked = replace(question, path=api_path(question.path), subset=allowed)
+        asked = Question(
+            api_path(question.path),
+            question.body,
+            question.partial,
+            question.prefix_name,
+            allowed,
+        )
         decision = self._picker.decide(asked)
         if decision.refusal is not None or decision.endpoint is not None:
             return decision
