@@ -30,6 +30,7 @@ from promptprefix_operator.sources import (
     absent,
     forbidden,
     read_source,
+    unreadable,
 )
 from promptprefix_operator.troubles import Troubles
 
@@ -41,6 +42,9 @@ REFUSALS = (403, 404)
 
 _FORBIDDEN = 403
 _NOT_FOUND = 404
+_BROKEN = 500
+_TRIES = 3
+"""After so many attempts a Secret that can't be given, such as an undecryptable one, is let be."""
 _FRESH = "again"
 
 log = structlog.get_logger(__name__)
@@ -74,6 +78,7 @@ class Observer:
         self._sleep = sleep
         self._reread_seconds = reread_seconds
         self._clock = clock
+        self._broken: dict[str, int] = {}
         self._troubles = Troubles(log, clock, "texts can't be read", "texts are read again")
         self._secrets: dict[Source, tuple[Referrers, float]] = {}
 
@@ -180,6 +185,8 @@ class Observer:
         due = {each for each in self._cluster.missing if each.namespace == self._namespace}
         secrets = self._sources(SourceKind.SECRET, SourceKind.SALT)
         self._secrets = {each: self._secrets[each] for each in secrets & self._secrets.keys()}
+        names = {each.name for each in secrets}
+        self._broken = {name: self._broken[name] for name in names & self._broken.keys()}
         for source in secrets:
             referrers, _ = self._secrets.get(source, (frozenset(), 0.0))
             if referrers != self._cluster.referred[source]:
@@ -217,15 +224,27 @@ class Observer:
 
     async def _read_each(self, sources: set[Source]) -> None:
         secrets = _by_name(each for each in sources if each.secret)
+        broken: list[ApiError] = []
+
+        async def read_secret(name: str, held: Sequence[Source]) -> None:
+            try:
+                await self._read_secret(name, held)
+            except ApiError as error:
+                if error.status != _BROKEN:
+                    raise
+                broken.append(error)
+
         try:
             async with asyncio.TaskGroup() as group:
                 for name, held in secrets.items():
-                    group.create_task(self._read_secret(name, held))
+                    group.create_task(read_secret(name, held))
                 for source in sorted(sources):
                     if not source.secret:
                         group.create_task(self._read_config_map(source))
         except* ApiError as errors:
             raise _first(errors) from errors
+        if broken:
+            raise broken[0]
 
     async def _read_secret(self, name: str, sources: Sequence[Source]) -> None:
         """Take in what one Secret holds: a text, or salts under some of its keys, or both."""
@@ -247,8 +266,20 @@ class Observer:
                 return absent
             if error.status == _FORBIDDEN:
                 return forbidden
+            if error.status == _BROKEN and self._is_broken(name, error):
+                cause = str(error)
+                return lambda source: self._cluster.text(source) or unreadable(source, cause)
             raise
+        self._broken.pop(name, None)
         return lambda source: self._reading(source, body)
+
+    def _is_broken(self, name: str, error: ApiError) -> bool:
+        """Whether a Secret alone fails, for good, so that its namespace must not wait for it."""
+        tries = self._broken[name] = self._broken.get(name, 0) + 1
+        if tries == _TRIES:
+            where = {"namespace": self._namespace, "secret": name}
+            log.warning("a Secret can't be read, others go on", error=str(error), **where)
+        return tries >= _TRIES
 
     def _reading(self, source: Source, body: Json) -> SourceText:
         known = self._cluster.text(source)

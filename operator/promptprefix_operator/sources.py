@@ -123,6 +123,12 @@ def absent(source: Source) -> SourceText:
     return SourceText(None, None, Reason.CONTENT_NOT_FOUND, error)
 
 
+def unreadable(source: Source, cause: str) -> SourceText:
+    """Return the reading of a source that the API server has and can't give."""
+    error = f"can't be read ({cause}): see the API server's log, or replace {source.name}."
+    return SourceText(None, None, Reason.RECONCILING, error)
+
+
 def forbidden(source: Source) -> SourceText:
     """Return the reading of a source that the operator may not get."""
     error = (

@@ -429,3 +429,24 @@ async def test_after_etcd_was_restored_older_versions_are_news(
     assert cluster.resources["u-a"].generation == (7 if restored else 1)
     await observer.sweep()
     assert cluster.latest("ml") == (502 if restored else 900)
+
+
+async def test_a_secret_that_nobody_can_decrypt_does_not_keep_its_namespace_unknown(
+    bench: Bench,
+) -> None:
+    api = bench.api
+    api.lists[PREFIXES] = [resource(name, secretRef=name) for name in ("bad", "worse", "well")]
+    api.secrets = {"well": secret("w", 1)}
+    for name in ("bad", "worse"):
+        api.secrets[name] = ApiError(500, "no matching key")
+    for _ in range(2):
+        with pytest.raises(ApiError, match="no matching key"):
+            await bench.observer.read()
+    await bench.observer.read()
+    well, bad = (Source(SourceKind.SECRET, "ml", name) for name in ("well", "bad"))
+    assert bench.payload(well) == "w"
+    assert bench.reason(bad) is Reason.RECONCILING
+    assert "no matching key" in getattr(bench.cluster.text(bad), "error", "")
+    api.secrets["bad"] = secret("b", 2)
+    await bench.fresh(31.0)
+    assert bench.payload(bad) == "b"
