@@ -119,6 +119,9 @@ def assemble(
     watches = _watches(settings, api, cluster, publication, metrics, login, known.wake.set)
     reconnect_seconds = SILENCE_S if after_silence else RECONNECT_S
     controller = _controller(settings, known, metrics, watches.values(), reconnect_seconds)
+    metrics.watch_silent_routers(
+        lambda: {**dict.fromkeys(settings.namespaces, 0), **known.routers.late}
+    )
     metrics.watch_uninjected(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
     )

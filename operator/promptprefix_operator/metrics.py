@@ -86,7 +86,15 @@ class Metrics:
 
     def watch_uninjected(self, read: Callable[[], Mapping[str, int]]) -> None:
         """Report at each scrape the pods by namespace that ``read`` counts."""
-        self.registry.register(_UninjectedCollector(read))
+        told = "Pods that ask for a sidecar by their label and that no webhook has looked at."
+        name = "promptprefix_operator_uninjected_pods"
+        self.registry.register(_CountCollector(name, told, read))
+
+    def watch_silent_routers(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Report at each scrape the routers by namespace that ``read`` counts."""
+        told = "Routers that serve a namespace and tell of no matches just now."
+        name = "promptprefix_operator_silent_routers"
+        self.registry.register(_CountCollector(name, told, read))
 
 
 def _apply_to_warm(registry: CollectorRegistry) -> Histogram:
@@ -107,16 +115,16 @@ def _plan_seconds(registry: CollectorRegistry) -> Histogram:
     )
 
 
-class _UninjectedCollector(Collector):
-    def __init__(self, read: Callable[[], Mapping[str, int]]) -> None:
+class _CountCollector(Collector):
+    """A gauge of numbers by namespace."""
+
+    def __init__(self, name: str, told: str, read: Callable[[], Mapping[str, int]]) -> None:
+        self._name = name
+        self._told = told
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "promptprefix_operator_uninjected_pods",
-            "Pods that ask for a sidecar by their label and that no webhook has looked at.",
-            labels=["namespace"],
-        )
+        family = GaugeMetricFamily(self._name, self._told, labels=["namespace"])
         for namespace, count in self._read().items():
             family.add_metric([namespace], count)
         yield family

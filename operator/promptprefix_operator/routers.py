@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 ROUTER_SECONDS = 60.0
@@ -103,6 +103,15 @@ class Routers:
         young = self._clock() - self._began < ROUTER_SECONDS
         served = {name for name, _ in self._living()}
         return frozenset(served | (self._expected if young else set())) - self.routed
+
+    @property
+    def late(self) -> Mapping[str, int]:
+        """How many routers of each namespace that are not gone do not tell just now."""
+        since = self._clock() - ROUTER_SECONDS
+        return {
+            name: sum(not (each.tells and each.told > since) for each in routers)
+            for name, routers in self._living()
+        }
 
     @property
     def _hearing(self) -> bool:

@@ -59,6 +59,7 @@ def test_a_silent_router_is_not_masked_by_another_of_its_namespace() -> None:
         desk.routers.hear("ml", "a")
         desk.routers.hear("other", "c")
     assert desk.told == ({"other"}, {"ml"})
+    assert desk.routers.late == {"ml": 1, "other": 0}
     desk.routers.hear("ml", "b")
     assert desk.told == ({"ml", "other"}, set())
 
