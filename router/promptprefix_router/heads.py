@@ -11,79 +11,89 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
+Place: TypeAlias = tuple[bytes, bytes]
+"""What must be equal, as a digest, and how the system text begins."""
+
+_NOWHERE: Place = (b"", b"")
 _ROOT = 0
-"""Place of the empty text, with which all begin."""
-_EMPTY = b'""'
+"""Place of no text, below all others."""
+_EMPTY = b'"'
+
+
+def opening(system: bytes) -> bytes:
+    """Return what `system_bytes` makes of a text without its end, so that it may go on."""
+    return system[:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredHead:
-    """A declared system text in its `Frame` (by digest), and its fingerprint.
-
-    ``begun`` is what the texts that begin with it begin with, a secret.
-    """
+    """A declared system text in its `Frame` (by digest), and its fingerprint."""
 
     frame: bytes
-    begun: bytes = field(repr=False)
+    place: Place = field(repr=False)
     fingerprint: str
 
     @classmethod
-    def of(cls, frame: bytes, salt: str, system: bytes, fingerprint: str) -> DeclaredHead | None:
-        """Return the head of what `system_bytes` made of a text; None for the empty text."""
-        if system == _EMPTY:
-            return None
-        return cls(frame, _begun(frame, salt, system), fingerprint)
+    def of(cls, frame: bytes, salt: str, begun: bytes, fingerprint: str) -> DeclaredHead | None:
+        """Return the head of a text with that `opening`; None for the empty text."""
+        return None if begun == _EMPTY else cls(frame, _place(frame, salt, begun), fingerprint)
 
 
 class HeadIndex:
     """Declared texts by frame, salt and head; never changed, only replaced."""
 
     def __init__(self, heads: Iterable[DeclaredHead] = ()) -> None:
-        self._heads = {head.begun: head for head in heads}
+        self._heads = {head.place: head for head in heads}
         self._frames = frozenset(head.frame for head in self._heads.values())
-        self._texts = [b"", *sorted(self._heads)]
-        self._parents, self._jumps = _nested(self._texts)
+        self._places = [_NOWHERE, *sorted(self._heads)]
+        self._parents, self._jumps = _nested(self._places)
+
+    def __len__(self) -> int:
+        return len(self._heads)
 
     def replaced(self, heads: Iterable[DeclaredHead]) -> HeadIndex:
         """Return an index of other heads, faster where most are the same."""
-        given = {head.begun: head for head in heads}
-        kept = [given.pop(text) for text in self._texts if text in given]
+        given = {head.place: head for head in heads}
+        kept = [given.pop(place) for place in self._places if place in given]
         return HeadIndex((*kept, *given.values()))
-
-    def __len__(self) -> int:
-        return len(self._texts) - 1
 
     def knows(self, frame: bytes) -> bool:
         """Return whether a text is declared in that frame."""
         return frame in self._frames
 
     def longest(self, frame: bytes, salt: str, system: bytes) -> str | None:
-        """Return the fingerprint of the longest text with which ``system`` begins, if any."""
-        text = _begun(frame, salt, system)
-        at = bisect_right(self._texts, text) - 1
-        while not text.startswith(self._texts[at]):
+        """Return the fingerprint of the longest text with which ``system`` begins, if any.
+
+        ``system`` is what `system_bytes` makes of a text.
+        """
+        text = _place(frame, salt, opening(system))
+        at = bisect_right(self._places, text) - 1
+        while not _begins(text, self._places[at]):
             # A text that is no head begins no head either: down the nest it is no, ..., no, yes.
             below = self._jumps[at]
-            at = self._parents[at] if text.startswith(self._texts[below]) else below
-        found = self._heads.get(self._texts[at])
-        return found.fingerprint if found is not None else None
+            at = self._parents[at] if _begins(text, self._places[below]) else below
+        return None if at == _ROOT else self._heads[self._places[at]].fingerprint
 
 
-def _begun(frame: bytes, salt: str, system: bytes) -> bytes:
-    """Return what is compared: what must be equal, and the string without its closing quote."""
-    return hashlib.sha256(frame + salt.encode()).digest() + system[:-1]
+def _place(frame: bytes, salt: str, begun: bytes) -> Place:
+    return hashlib.sha256(frame + salt.encode()).digest(), begun
 
 
-def _nested(texts: list[bytes]) -> tuple[list[int], list[int]]:
+def _begins(text: Place, head: Place) -> bool:
+    return head is _NOWHERE or (text[0] == head[0] and text[1].startswith(head[1]))
+
+
+def _nested(places: list[Place]) -> tuple[list[int], list[int]]:
     """Return of each text the longest other one that it begins with, and one further below.
 
     The latter are the jump pointers of Myers' skew-binary stacks (1983): with them a search down a
     nest of n texts takes O(log n) steps.
     """
     parents, jumps, depths, nest = [_ROOT], [_ROOT], [0], [_ROOT]
-    for index, text in enumerate(texts[1:], start=1):
-        while not text.startswith(texts[nest[-1]]):
+    for index, text in enumerate(places[1:], start=1):
+        while not _begins(text, places[nest[-1]]):
             nest.pop()
         parent = nest[-1]
         below = jumps[parent]

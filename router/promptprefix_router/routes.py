@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -66,6 +66,11 @@ class Routes:
     def by_name(self) -> Mapping[str, tuple[RoutePrefix, ...]]:
         """The versions of each declared prefix, the one in force first."""
         return self._by_name
+
+    @property
+    def versions(self) -> Iterator[RoutePrefix]:
+        """The declared versions."""
+        return (prefix for versions in self._by_name.values() for prefix in versions)
 
     @property
     def ids(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ import pytest
 from promptprefix.fingerprint import Frame, payload_fingerprint, system_bytes
 from promptprefix.shapes.chat import CHAT
 from promptprefix.wire import RoutePrefix
-from promptprefix_router.heads import DeclaredHead, HeadIndex
+from promptprefix_router.heads import DeclaredHead, HeadIndex, opening
 from promptprefix_router.matching import (
     Match,
     Matcher,
@@ -180,7 +180,7 @@ def head_index(*texts: str, salt: str = "") -> HeadIndex:
     """Return an index of texts that are declared with the same tools."""
     frame = Frame.of(MODEL, PAYLOAD.tools, {})
     systems = map(system_bytes, texts)
-    made = (DeclaredHead.of(frame.digest, salt, s, frame.fingerprint(s)) for s in systems)
+    made = (DeclaredHead.of(frame.digest, salt, opening(s), frame.fingerprint(s)) for s in systems)
     return HeadIndex(head for head in made if head is not None)
 
 
