@@ -204,6 +204,7 @@ REFUSED: list[tuple[str, object]] = [
     ("router/maxConnections", 0),
     ("router/decisionTimeoutMs", 0),
     ("router/memoEntries", 0),
+    ("router/maxTextBytes", -1),
     ("router/loadIntervalMs", 1),
     ("router/healthIntervalSeconds", 0),
     ("router/idleTimeoutSeconds", 0),

@@ -10,7 +10,9 @@ from typing import Self
 from aiohttp import web
 
 from e2e.loopback_tls import LoopbackAuthority
+from promptprefix.payload import Payload
 from promptprefix.wire import (
+    CONTENT_PATH,
     MATCHES_PATH,
     ROUTES_PATH,
     Match,
@@ -30,7 +32,7 @@ POLL_S = 5.0
 class FakeControl:
     """Serves one route table; `publish` replaces it and wakes the questions that wait.
 
-    ``matches`` holds what the router has reported.
+    ``matches`` holds what the router has reported. ``contents`` has the declared texts by digest.
     """
 
     folder: Path
@@ -43,6 +45,7 @@ class FakeControl:
     asked: int = -1
     """Number of the revision that the last question named."""
     matches: list[Match] = field(default_factory=list)
+    contents: dict[str, Payload] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _runner: web.AppRunner | None = None
 
@@ -68,6 +71,7 @@ class FakeControl:
         app = web.Application()
         app.router.add_get(ROUTES_PATH, self._routes)
         app.router.add_post(MATCHES_PATH, self._matches)
+        app.router.add_get(CONTENT_PATH + "/{digest}", self._content)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         context = authority.server_context()
@@ -112,3 +116,11 @@ class FakeControl:
         report = MatchReport.model_validate_json(await request.read())
         self.matches += report.matches
         return web.json_response(text=MatchAnswer(term=1).model_dump_json())
+
+    async def _content(self, request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            return web.Response(status=401)
+        payload = self.contents.get(request.match_info["digest"])
+        if payload is None:
+            return web.Response(status=404)
+        return web.json_response(text=payload.model_dump_json())

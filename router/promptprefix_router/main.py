@@ -44,6 +44,7 @@ from promptprefix_router.route_keeper import PublishedPool, RouteKeeper
 from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.routes_file import RoutesFile
 from promptprefix_router.settings import RouterSettings
+from promptprefix_router.text_keeper import TextKeeper
 
 BAD_USAGE = 2
 REWRITE_GRACE_S = 1.0
@@ -93,8 +94,17 @@ async def serve(settings: RouterSettings) -> None:
     )
     ledger = LoadLedger()
     chooser = Chooser(ledger, history, settings.cost, time.monotonic)
-    rewriter = Rewriter(lambda _digest: None, settings.memo_entries)
-    picker = Picker(Matcher(memo), chooser, tally, metrics, time.perf_counter, rewriter)
+    matcher = Matcher(memo)
+    texts = TextKeeper(
+        lambda: control_client(settings.control_url, settings.ca_file),
+        settings.token_file,
+        settings.max_text_bytes,
+        lambda texts: matcher.use(texts.heads),
+        metrics,
+        time.monotonic,
+    )
+    rewriter = Rewriter(texts.payload, settings.memo_entries)
+    picker = Picker(matcher, chooser, tally, metrics, time.perf_counter, rewriter)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
         door = _gateway_door(settings, picker, ledger, metrics)
@@ -102,7 +112,7 @@ async def serve(settings: RouterSettings) -> None:
         pool = publisher = _publisher(settings.envoy_dir, metrics)
         counts = HeaderCounts(settings.envoy_dir, tally, metrics)
         door = _standalone_door(settings, picker, ledger, metrics, publisher, counts)
-    keeper = RouteKeeper(picker, pool, metrics, settings.tenant, time.monotonic)
+    keeper = RouteKeeper(picker, pool, metrics, settings.tenant, time.monotonic, texts.want)
     watcher = RouteWatcher(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
@@ -124,7 +134,7 @@ async def serve(settings: RouterSettings) -> None:
         metrics.answer, settings.metrics_host, settings.metrics_port, public=True
     )
     try:
-        async with _running(watcher.run(), reporter.run()), door:
+        async with _running(watcher.run(), reporter.run(), texts.run()), door:
             structlog.get_logger("picker").info("ready", tenant=settings.tenant, door=settings.door)
             # What lives for ever need not be looked at by each collection.
             gc.freeze()

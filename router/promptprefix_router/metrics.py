@@ -112,6 +112,11 @@ class RouterMetrics:
             "counted_versions", "Versions of prefixes whose matches are counted."
         )
         versions.set_function(counted)
+        self._fetches = self._counter(
+            "text_fetches", "Answers and failures of the operator's declared texts.", "result"
+        )
+        self._texts = self._gauge("texts", "Declared texts of the route table.", "state")
+        self._text_bytes = self._gauge("text_bytes", "Bytes of the declared texts that are kept.")
         entries = self._gauge("memo_entries", "Remembered fingerprints.")
         entries.set_function(lambda: len(memo))
         self.registry.register(_MemoUse(memo))
@@ -166,6 +171,16 @@ class RouterMetrics:
     def reported(self, result: str) -> None:
         """Count one report of matches; ``result`` is a fixed word."""
         self._reports.labels(result).inc()
+
+    def fetched(self, result: str) -> None:
+        """Count one answer or failure of the declared texts; ``result`` is a fixed word."""
+        self._fetches.labels(result).inc()
+
+    def keeping(self, texts: int, missing: int, size: int) -> None:
+        """Show how many declared texts are kept and are missing, and the bytes of those kept."""
+        self._texts.labels("kept").set(texts)
+        self._texts.labels("missing").set(missing)
+        self._text_bytes.set(size)
 
     def confirmed(self) -> None:
         """Note that the operator just confirmed the route table."""

@@ -34,7 +34,8 @@ class PublishedPool(Protocol):
 class RouteKeeper:
     """Holds the last known state; an empty pool replaces it only after a while.
 
-    Where the operator can't read the namespace it stays for as long as that lasts.
+    Where the operator can't read the namespace it stays for as long as that lasts. ``follow`` is
+    told of each table in force after the picker.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class RouteKeeper:
         metrics: RouterMetrics,
         tenant: str,
         clock: Callable[[], float],
+        follow: Callable[[Routes], None] = lambda _: None,
     ) -> None:
         self._picker = picker
         self._pool = pool
         self._metrics = metrics
         self._tenant = tenant
         self._clock = clock
+        self._follow = follow
         self._held: Routes | None = None
         self._held_since = 0.0
         self._unknown = False
@@ -88,6 +91,7 @@ class RouteKeeper:
     def _publish(self, routes: Routes) -> None:
         changed = self._pool.publish(routes)
         self._picker.use(routes)
+        self._follow(routes)
         self._held = None
         self._metrics.published(routes)
         self._metrics.confirmed()

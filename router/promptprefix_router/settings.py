@@ -62,6 +62,11 @@ class RouterSettings(BaseSettings):
     """Connections of clients at a time; each may hold `max_request_bytes` in Envoy's memory."""
     memo_entries: int = Field(default=4096, ge=1, le=1_000_000)
     """Immutable parts whose fingerprint is remembered (about 250 bytes each)."""
+    max_text_bytes: int = Field(default=32 * 1_048_576, ge=0, le=1024 * 1_048_576)
+    """Bytes of declared texts that are kept, to match requests that add to one; 0: none.
+
+    Each takes about four times as much memory.
+    """
     undeclared_mode: UndeclaredMode = UndeclaredMode.APPROXIMATE
     """How requests without a declared prefix are sent where their prompt is cached."""
     history_chunks: int = Field(default=262_144, ge=1, le=16_777_216)

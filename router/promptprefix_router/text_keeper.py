@@ -133,6 +133,11 @@ class TextKeeper:
         self._put_in_force()
         self._news.set()
 
+    def payload(self, digest: str) -> Payload | None:
+        """Return the text with this content digest, if it is kept."""
+        kept = self._kept.get(digest)
+        return None if kept is None else kept.payload
+
     async def run(self) -> None:
         """Read texts for ever."""
         await self._link.run(self.exchange)

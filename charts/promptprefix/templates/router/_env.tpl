@@ -14,6 +14,8 @@
   value: {{ int64 $values.maxConnections | quote }}
 - name: PROMPTPREFIX_MEMO_ENTRIES
   value: {{ int64 $values.memoEntries | quote }}
+- name: PROMPTPREFIX_MAX_TEXT_BYTES
+  value: {{ int64 $values.maxTextBytes | quote }}
 {{- if include "promptprefix.gateway" .root }}
 - name: PROMPTPREFIX_DOOR
   value: gateway
