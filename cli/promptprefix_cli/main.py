@@ -17,6 +17,8 @@ from promptprefix.annotations import UNPIN, WARM_NOW
 from promptprefix.fleet import Limits
 from promptprefix.resource import MAX_PRIORITY
 from promptprefix_cli.declared import Declared, declared_prefixes, objects_of
+from promptprefix_cli.explain_report import explain_report, seen_report
+from promptprefix_cli.explanation import FINE, explained, request_bodies
 from promptprefix_cli.input_error import InputError
 from promptprefix_cli.orders import OrderError, give, order_of, run_kubectl
 from promptprefix_cli.preview import (
@@ -27,6 +29,7 @@ from promptprefix_cli.preview import (
     preview_report,
 )
 from promptprefix_cli.report import Output, fingerprint_report, lint_report
+from promptprefix_cli.router_examples import read_router
 from promptprefix_cli.stream import read_documents
 
 FINDINGS = 1
@@ -85,6 +88,53 @@ def lint(files: Files, output: OutputOption = Output.TEXT) -> None:
     results = [(prefix, prefix.findings()) for prefix in _read(files)]
     typer.echo(lint_report(results, output), nl=False)
     if any(found or prefix.window_errors() for prefix, found in results):
+        raise typer.Exit(FINDINGS)
+
+
+@app.command()
+def explain(
+    requests: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[REQUEST.json|-]...", help="Request bodies to explain."),
+    ] = None,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--filename", metavar="FILE|-", help="PromptPrefix manifests."),
+    ] = None,
+    routers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Metrics address of a running router, such as http://localhost:9090: print the "
+            "near misses that it saw last. May be given several times.",
+        ),
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Say why requests match declared prefixes or miss them; exit with 1 if any misses.
+
+    Either of request bodies and manifests, or of what running routers saw.
+    """
+    if bool(routers) == bool(requests or files) or bool(requests) != bool(files):
+        _fail([InputError("", "", "give -f MANIFEST and REQUEST.json, or --from URL")])
+    if routers:
+        try:
+            seen = [read_router(url) for url in routers]
+        except InputError as error:
+            _fail([error])
+        typer.echo(seen_report(seen, output), nl=False)
+        if any(each.nearMisses for each in seen):
+            raise typer.Exit(FINDINGS)
+        return
+    try:
+        bodies = request_bodies(_documents(requests or []))
+    except InputError as error:
+        _fail([error])
+    prefixes = [each for each in _read(files or []) if each.spec is not None]
+    found = [explained(label, body, prefixes) for label, body in bodies]
+    typer.echo(explain_report(found, output), nl=False)
+    if any(each.verdict not in FINE for each in found):
         raise typer.Exit(FINDINGS)
 
 

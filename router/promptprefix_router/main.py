@@ -27,7 +27,7 @@ from promptprefix_router.envoy_publisher import EnvoyPublisher
 from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.header_count_reader import HeaderCountReader
 from promptprefix_router.header_counts import HeaderCounts
-from promptprefix_router.http_door import open_door
+from promptprefix_router.http_door import Handler, HttpRequest, HttpResponse, open_door
 from promptprefix_router.load import LoadLedger
 from promptprefix_router.load_reader import LoadReader
 from promptprefix_router.match_reporter import MatchReporter
@@ -35,6 +35,7 @@ from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.near_misses import PATH, NearMisses
 from promptprefix_router.picker import Picker
 from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.prompt_history import PromptHistory
@@ -45,6 +46,7 @@ from promptprefix_router.route_watcher import RouteWatcher
 from promptprefix_router.routes_file import RoutesFile
 from promptprefix_router.settings import RouterSettings
 from promptprefix_router.text_keeper import TextKeeper
+from promptprefix_router.texts import Texts
 
 BAD_USAGE = 2
 REWRITE_GRACE_S = 1.0
@@ -95,16 +97,27 @@ async def serve(settings: RouterSettings) -> None:
     ledger = LoadLedger()
     chooser = Chooser(ledger, history, settings.cost, time.monotonic)
     matcher = Matcher(memo)
+    near_misses = NearMisses(
+        lambda look: asyncio.get_running_loop().call_soon(look),
+        metrics,
+        time.monotonic,
+        time.time,
+    )
+
+    def use_texts(known: Texts) -> None:
+        matcher.use(known.heads)
+        near_misses.use(known)
+
     texts = TextKeeper(
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
         settings.max_text_bytes,
-        lambda texts: matcher.use(texts.heads),
+        use_texts,
         metrics,
         time.monotonic,
     )
     rewriter = Rewriter(texts.payload, settings.memo_entries)
-    picker = Picker(matcher, chooser, tally, metrics, time.perf_counter, rewriter)
+    picker = Picker(matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
         door = _gateway_door(settings, picker, ledger, metrics)
@@ -131,7 +144,10 @@ async def serve(settings: RouterSettings) -> None:
     )
     stop = _stop_signal()
     exposition = await open_door(
-        metrics.answer, settings.metrics_host, settings.metrics_port, public=True
+        _exposition(metrics, near_misses),
+        settings.metrics_host,
+        settings.metrics_port,
+        public=True,
     )
     try:
         async with _running(watcher.run(), reporter.run(), texts.run()), door:
@@ -204,6 +220,13 @@ async def _running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
         yield
         for task in running:
             task.cancel()
+
+
+def _exposition(metrics: RouterMetrics, near_misses: NearMisses) -> Handler:
+    def answer(request: HttpRequest) -> HttpResponse:
+        return near_misses.answer() if request.path == PATH else metrics.answer(request)
+
+    return answer
 
 
 def _stop_signal() -> asyncio.Event:

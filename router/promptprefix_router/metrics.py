@@ -112,6 +112,12 @@ class RouterMetrics:
             "counted_versions", "Versions of prefixes whose matches are counted."
         )
         versions.set_function(counted)
+        self._undeclared = self._counter(
+            "undeclared", "Requests that stand for no prefix, by why.", "cause"
+        )
+        self._near_misses = self._counter(
+            "near_misses", "Requests of the sample that came near a prefix, by why not.", "cause"
+        )
         self._fetches = self._counter(
             "text_fetches", "Answers and failures of the operator's declared texts.", "result"
         )
@@ -181,6 +187,14 @@ class RouterMetrics:
         self._texts.labels("kept").set(texts)
         self._texts.labels("missing").set(missing)
         self._text_bytes.set(size)
+
+    def undeclared(self, cause: str) -> None:
+        """Count a request that stands for no prefix; ``cause`` is a fixed word."""
+        self._undeclared.labels(cause).inc()
+
+    def looked(self, cause: str) -> None:
+        """Count a request that was compared with the declared texts; ``cause`` is a fixed word."""
+        self._near_misses.labels(cause).inc()
 
     def confirmed(self) -> None:
         """Note that the operator just confirmed the route table."""

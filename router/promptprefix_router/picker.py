@@ -8,14 +8,17 @@ from promptprefix_router.choice import Chooser
 from promptprefix_router.command_guard import carries_command
 from promptprefix_router.decision import COMMAND_REFUSED, Decision
 from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher, Question
+from promptprefix_router.matching import Match, Matcher, Question
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.rewriting import Rewriter, Rewriting, narrowed
 from promptprefix_router.routes import Routes
 
 
 class Picker:
-    """Decides in memory and at once; never fails, and refuses nothing but engine commands."""
+    """Decides in memory and at once; never fails, and refuses nothing but engine commands.
+
+    ``observe`` is told of each request that goes on as it is, and what it stands for.
+    """
 
     def __init__(
         self,
@@ -25,6 +28,7 @@ class Picker:
         metrics: RouterMetrics,
         clock: Callable[[], float],
         rewriter: Rewriter | None = None,
+        observe: Callable[[Question, Match], None] = lambda _question, _match: None,
     ) -> None:
         self._matcher = matcher
         self._chooser = chooser
@@ -32,6 +36,7 @@ class Picker:
         self._tally = tally
         self._metrics = metrics
         self._clock = clock
+        self._observe = observe
         self._routes = Routes()
 
     @property
@@ -66,6 +71,10 @@ class Picker:
         plan = self._rewriter.plan(question, match)
         if plan.result is not None:
             self._metrics.rewrote(plan.result)
+        if match.cause:
+            self._metrics.undeclared(match.cause)
+        if plan.rewriting is None:
+            self._observe(question, match)
         choice = self._chooser.choose(question, narrowed(match, plan))
         return Decision(
             choice.outcome,

@@ -51,13 +51,13 @@ class Texts:
     def __init__(self, known: Iterable[KnownPrefix] = (), heads: HeadIndex | None = None) -> None:
         self.known = tuple(known)
         self.heads = heads or HeadIndex()
-        self._by_fingerprint: Mapping[str, Text] = {
-            each.text.fingerprint: each.text for each in self.known
+        self._by_fingerprint: Mapping[str, KnownPrefix] = {
+            each.text.fingerprint: each for each in self.known
         }
 
     def __len__(self) -> int:
         return len(self.known)
 
-    def with_fingerprint(self, fingerprint: str) -> Text | None:
-        """Return the text with that fingerprint, if it is known."""
+    def known_as(self, fingerprint: str) -> KnownPrefix | None:
+        """Return a prefix with that fingerprint, if its text is known."""
         return self._by_fingerprint.get(fingerprint)

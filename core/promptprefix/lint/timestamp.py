@@ -70,6 +70,11 @@ FIXED = re.compile(
 )
 SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])|\n|\\n")
 
+_MORE = re.compile(r"[\d:.,+Zz-]*(?: ?[AaPp][Mm])?")
+"""What may go on after a date or time that was found: seconds, a zone, half of the day."""
+_SEEN_BEFORE = 48
+"""Characters before a place in which a date may begin that covers it."""
+
 FINDERS: tuple[tuple[re.Pattern[str], re.Pattern[str] | None], ...] = (
     (STAMP, None),
     (DATE, NOW),
@@ -95,6 +100,22 @@ def dynamic_timestamps(payload: Payload) -> Iterator[Hit]:
                 "move it into the user turn or, if it never changes, add "
                 f"{RULE} to spec.lint.ignore",
             )
+
+
+def dated_at(text: str, offset: int) -> bool:
+    """Return whether a date, a time of day or a time in epoch seconds covers a place of a text."""
+    start = max(0, offset - _SEEN_BEFORE)
+    window = text[start : offset + _SEEN_BEFORE]
+    return any(
+        match.start() <= offset - start < _end(window, match)
+        for pattern, _ in FINDERS
+        for match in pattern.finditer(window)
+    )
+
+
+def _end(text: str, found: re.Match[str]) -> int:
+    more = _MORE.match(text, found.end())
+    return more.end() if more is not None else found.end()
 
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:

@@ -112,10 +112,10 @@ class Stand:
         return {each.prefix.name for each in self.texts.known}
 
     def head(self, text: Payload, salt: str = "") -> str | None:
-        known = self.texts.with_fingerprint(payload_fingerprint(MODEL, text))
+        known = self.texts.known_as(payload_fingerprint(MODEL, text))
         if known is None:
             return None
-        return self.texts.heads.longest(known.frame, salt, system_bytes(f"{text.system} Now."))
+        return self.texts.heads.longest(known.text.frame, salt, system_bytes(f"{text.system} Now."))
 
 
 @pytest.fixture
