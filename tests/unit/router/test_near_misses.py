@@ -96,12 +96,8 @@ def test_what_is_found(content: bytes, expected: tuple[str, str, str] | None) ->
 
 
 def test_the_nearest_of_many_is_compared_with() -> None:
-    known = [
-        declared(
-            f"p{n}", BARE.model_copy(update={"systemInstructions": f"{SYSTEM} Team {n:03}. Go on."})
-        )
-        for n in range(60)
-    ]
+    teams = [Payload(systemInstructions=f"{SYSTEM} Team {n:03}. Go on.") for n in range(60)]
+    known = [declared(f"p{n}", team) for n, team in enumerate(teams)]
     stand = Stand(*known)
     stand.send(body(f"{SYSTEM} Team 031. Go home.", None))
     assert [each.prefix for each in stand.near.examples] == ["p31"]
