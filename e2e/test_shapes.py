@@ -29,9 +29,11 @@ from e2e.engine.server import (
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
+from promptprefix_router.heads import HeadIndex
 from promptprefix_router.matching import Match, Matcher, MatchKind, Question
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.routes import Routes
+from promptprefix_router.texts import KnownPrefix, Text
 from promptprefix_sidecar.engine_api import EngineApi
 from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.rendering import Renderer
@@ -53,11 +55,12 @@ TEMPLATE = """\
 {%- if documents -%}{{- documents | tojson ~ "\n" -}}{%- endif -%}
 {%- if lead.name is defined -%}{{- lead.name ~ ":\n" -}}{%- endif -%}
 {%- if tools is not none -%}{{- "Tools follow.\n" -}}{%- endif -%}
-{{- lead.content or "" -}}
+{%- if tools_first is not defined -%}{{- lead.content or "" -}}{%- endif -%}
 {%- if tools is not none -%}
   {{- "\n# Tools\n" -}}
   {%- for tool in tools -%}{{- tool | tojson ~ "\n" -}}{%- endfor -%}
 {%- endif -%}
+{%- if tools_first is defined -%}{{- lead.content or "" -}}{%- endif -%}
 {{- "<|im_end|>\n" -}}
 {%- for message in (messages[1:] if lead else messages) -%}
   {%- if message.role == "system" -%}{{- raise_exception("system first") -}}{%- endif -%}
@@ -88,6 +91,11 @@ DECLARED = {
         toolDefinitions=chat_tools(*({**TOOL, "name": f"look_up_{n}"} for n in range(8)))
     ),
     "salted": Payload(systemInstructions=SYSTEM),
+    "tools-first": Payload(
+        systemInstructions=SYSTEM,
+        toolDefinitions=chat_tools(TOOL),
+        chatTemplateOptions='{"tools_first":true}',
+    ),
 }
 """Payloads by the name of their prefix."""
 
@@ -130,6 +138,9 @@ class Stand:
         table = RouteTable(revision=Revision(term=1, number=1), prefixes=prefixes, endpoints=())
         self.routes = Routes.from_table(table, TENANT)
         self.matcher = Matcher(FingerprintMemo(64))
+        texts = {name: Text.of(SERVED_MODEL, payload) for name, payload in DECLARED.items()}
+        known = (KnownPrefix(each, texts[each.name]).head for each in prefixes)
+        self.matcher.use(HeadIndex(head for head in known if head is not None))
         self.openai = openai.OpenAI(api_key="none", base_url=f"{self.url}/v1", max_retries=0)
         self.anthropic = anthropic.Anthropic(api_key="none", base_url=self.url, max_retries=0)
 
@@ -280,6 +291,45 @@ def test_a_declared_request_hits_the_whole_head(
     head = stand.warm(name)
     assert match.digests == {head.digest}
     assert stand.send(path, body) == head.tokens
+
+
+NOON = f"{SYSTEM}\nIt is noon on Friday."
+FIRST = {"tools_first": True}
+TAILED: list[tuple[str, str, Json]] = [
+    ("text", CHAT, chat(tools=None, messages=lead(NOON))),
+    ("text", CHAT, chat(tools=None, messages=lead([text(SYSTEM), text("It is noon.")]))),
+    ("text", MESSAGES, message(tools=None, system=[text(SYSTEM), text(" It is noon.")])),
+    ("text", RESPONSES, response(tools=None, instructions=NOON)),
+    ("salted", CHAT, chat(tools=None, messages=lead(NOON), cache_salt=SALT)),
+    ("options", MESSAGES, message(tools=None, system=NOON,
+                                  chat_template_kwargs={"reasoning": "high"})),
+    ("tools-first", CHAT, chat(messages=lead(NOON), chat_template_kwargs=FIRST)),
+    ("tools-first", MESSAGES, message(system=NOON, chat_template_kwargs=FIRST)),
+    ("tools-first", RESPONSES, response(instructions=NOON, chat_template_kwargs=FIRST)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "path", "body"), TAILED)
+def test_a_text_with_a_tail_hits_all_but_the_last_blocks_of_its_head(
+    stand: Stand, name: str, path: str, body: Json
+) -> None:
+    match = stand.match(path, json.dumps(body).encode())
+    assert (match.kind, match.ids) == (MatchKind.HEAD, (name,))
+    head = stand.warm(name)
+    cached = stand.send(path, body)
+    tell(f"{name} {path}: {cached} of {head.tokens} tokens of the declared head")
+    assert head.tokens - 2 * BLOCK_SIZE <= cached <= head.tokens
+    assert cached > 0
+
+
+def test_tools_after_the_text_are_not_reused_behind_a_tail(stand: Stand) -> None:
+    body = chat(messages=lead(NOON))
+    assert stand.match(CHAT, json.dumps(body).encode()).ids == ("tools",)
+    whole, text_alone = stand.warm("tools"), stand.heads["text"]
+    cached = stand.send(CHAT, body)
+    tell(f"tools after the text: {cached} of {whole.tokens} tokens of the declared head")
+    assert abs(cached - text_alone.tokens) <= 2 * BLOCK_SIZE
+    assert cached < whole.tokens
 
 
 OTHER = {**TOOL, "description": "Finds another part."}

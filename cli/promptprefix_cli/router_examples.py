@@ -47,6 +47,11 @@ def read_router(url: str) -> SeenByRouter:
     try:
         with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http(s) only
             body = answer.read(MAX_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise InputError(
+            url, "--from", f"answered {error.code}: is {PATH} served there?"
+        ) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise InputError(url, "--from", f"can't be read: {error}") from error
     try:

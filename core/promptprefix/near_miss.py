@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import AnyStr
 
 from promptprefix.canonical import JsonValue, canonical_bytes, canonical_text
-from promptprefix.lint.random_id import random_id_at
-from promptprefix.lint.timestamp import dated_at
+from promptprefix.lint.random_id import random_within
+from promptprefix.lint.timestamp import dated_within
 from promptprefix.payload import Payload
 from promptprefix.request import ImmutablePart
 
@@ -25,6 +25,8 @@ TOOLS_FIELD = "toolDefinitions"
 OPTIONS_FIELD = "chatTemplateOptions"
 SALT_FIELD = "cacheSaltRef"
 
+_ONE_THING = 80
+"""Characters that differ at most for a date or an id among them to be what was put in."""
 _ALIKE_AFTER = 16
 """Characters after white space that tell a difference in it from another one."""
 
@@ -162,17 +164,26 @@ def text_difference(declared: str, sent: str) -> tuple[Divergence, int] | None:
 
 
 def _text_cause(declared: str, sent: str, at: int) -> Divergence:
-    if dated_at(sent, at):
+    if at == len(declared):
+        return Divergence.TAIL
+    end = _other_until(declared, sent, at)
+    if dated_within(sent, at, end):
         return Divergence.TIMESTAMP
-    if random_id_at(sent, at):
+    if random_within(sent, at, end):
         return Divergence.RANDOM_ID
     if _white_space(declared, sent, at):
         return Divergence.WHITE_SPACE
-    if at == len(declared):
-        return Divergence.TAIL
     if at == len(sent):
         return Divergence.CUT_SHORT
     return Divergence.EDITED
+
+
+def _other_until(declared: str, sent: str, at: int) -> int:
+    """Return where in the sent text what differs ends; right after its start if it is long."""
+    rest = min(len(declared), len(sent)) - at
+    after = shared_head(*(text[::-1][:rest] for text in (declared, sent)))
+    end = len(sent) - after
+    return end if at < end <= at + _ONE_THING else at + 1
 
 
 _SPACES = re.compile(r"\s*")

@@ -23,12 +23,7 @@ def looks_random(word: str) -> bool:
     )
 
 
-def random_id_at(text: str, offset: int) -> bool:
-    """Return whether the word at a place of a text looks random."""
-    start = max(0, offset - _AROUND)
-    for found in _WORD.finditer(text, start, offset + _AROUND):
-        if found.start() <= offset < found.end():
-            return looks_random(found[0])
-        if found.start() > offset:
-            break
-    return False
+def random_within(text: str, start: int, end: int) -> bool:
+    """Return whether a word that looks random reaches into a part of a text."""
+    words = _WORD.finditer(text, max(0, start - _AROUND), end + _AROUND)
+    return any(looks_random(word[0]) for word in words if word.start() < end and word.end() > start)

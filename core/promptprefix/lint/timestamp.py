@@ -102,12 +102,12 @@ def dynamic_timestamps(payload: Payload) -> Iterator[Hit]:
             )
 
 
-def dated_at(text: str, offset: int) -> bool:
-    """Return whether a date, a time of day or a time in epoch seconds covers a place of a text."""
-    start = max(0, offset - _SEEN_BEFORE)
-    window = text[start : offset + _SEEN_BEFORE]
+def dated_within(text: str, start: int, end: int) -> bool:
+    """Return whether a date, a time of day or epoch seconds reach into a part of a text."""
+    first = max(0, start - _SEEN_BEFORE)
+    window = text[first : end + _SEEN_BEFORE]
     return any(
-        match.start() <= offset - start < _end(window, match)
+        match.start() < end - first and _end(window, match) > start - first
         for pattern, _ in FINDERS
         for match in pattern.finditer(window)
     )

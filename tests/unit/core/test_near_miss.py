@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from promptprefix.canonical import canonical_text
 from promptprefix.lint.random_id import looks_random
-from promptprefix.lint.timestamp import dated_at
+from promptprefix.lint.timestamp import dated_within
 from promptprefix.near_miss import FIXES, Divergence, near_miss, other_salt, shared_head
 from promptprefix.payload import Payload
 from promptprefix.request import ImmutablePart
@@ -56,6 +56,12 @@ ONES: list[tuple[dict[str, Any], Divergence, str, int | None]] = [
     ({"system": swapped("11-29", "11-28")}, Divergence.TIMESTAMP, "systemInstructions", DAY),
     ({"system": swapped("7f3a9c21d0", "8e22b1f90c")}, Divergence.RANDOM_ID,
      "systemInstructions", TICKET),
+    ({"system": swapped("Rule 7:", "Today is May 3, 2026. Rule 7:")}, Divergence.TIMESTAMP,
+     "systemInstructions", SYSTEM.index("Rule 7")),
+    ({"system": swapped("Rule 7:", "Session aB3xZ9qLm2. Rule 7:")}, Divergence.RANDOM_ID,
+     "systemInstructions", SYSTEM.index("Rule 7")),
+    ({"system": swapped("Rule 7: answer", "On 2026-11-30 we rewrote all of this, as " * 4)},
+     Divergence.EDITED, "systemInstructions", None),
     ({"system": swapped("by\nAnn", "by Ann")}, Divergence.WHITE_SPACE,
      "systemInstructions", SYSTEM.index("\n")),
     ({"system": swapped("Rule 7: ", "Rule 7:  ")}, Divergence.WHITE_SPACE,
@@ -152,7 +158,7 @@ def test_each_cause_has_a_fix_in_one_line() -> None:
     ],
 )
 def test_a_date_that_covers_a_place(text: str, at: str, dated: bool) -> None:
-    assert dated_at(text, text.index(at)) is dated
+    assert dated_within(text, text.index(at), text.index(at) + 1) is dated
 
 
 @pytest.mark.parametrize(
