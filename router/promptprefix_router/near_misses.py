@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -44,6 +44,9 @@ INTERVALS_S = {MatchKind.UNDECLARED: 0.5, MatchKind.FINGERPRINT: 2.0}
 """Shortest time between two looks, by how the requests were matched."""
 REST = 100
 """So many times as long as a look takes there is none."""
+
+SPELLINGS = 4
+"""Prefixes of one meaning that a request is compared with."""
 
 NOT_NEAR = "none"
 _CAUSES = (OTHER_TEXT, OTHER_SALT, OTHER_MODEL)
@@ -145,23 +148,28 @@ class NearMisses:
             head = _READERS[question.path].read(question.body)
             around, system = head.surroundings(), head.system()
             part = ImmutablePart(around.model, system, around.tools, around.options)
-            known = self._nearest(part, match)
-            if known is None:
-                return None
-            text, tokens = known.text, known.prefix.tokens
-            if match.cause == OTHER_SALT:
-                return known.prefix, other_salt(text.payload, tokens)
-            miss = near_miss(part, text.model, text.payload, tokens)
+            near = self._nearest(part, match)
+            found = [(each.prefix, _miss(part, match, each)) for each in near]
         except (MalformedError, UndeclaredError, CanonicalError):
             return None
-        return None if miss is None else (known.prefix, miss)
+        # One that is spelled as any of those that mean the same is no miss.
+        misses = [(prefix, miss) for prefix, miss in found if miss is not None]
+        return misses[0] if misses and len(misses) == len(found) else None
 
-    def _nearest(self, part: ImmutablePart, match: Match) -> KnownPrefix | None:
+    def _nearest(self, part: ImmutablePart, match: Match) -> Sequence[KnownPrefix]:
         if match.kind is MatchKind.FINGERPRINT or match.cause == OTHER_SALT:
-            return self._texts.known_as(part.fingerprint)
+            return self._texts.known_as(part.fingerprint)[:SPELLINGS]
         if self._index is None:
             self._index = NearIndex(self._texts)
-        return self._index.nearest(opening(system_bytes(part.system)), part.model)
+        nearest = self._index.nearest(opening(system_bytes(part.system)), part.model)
+        return () if nearest is None else (nearest,)
+
+
+def _miss(part: ImmutablePart, match: Match, known: KnownPrefix) -> NearMiss | None:
+    text, tokens = known.text, known.prefix.tokens
+    if match.cause == OTHER_SALT:
+        return other_salt(text.payload, tokens)
+    return near_miss(part, text.model, text.payload, tokens)
 
 
 def _row(example: Example) -> dict[str, object]:

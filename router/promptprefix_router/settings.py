@@ -61,7 +61,7 @@ class RouterSettings(BaseSettings):
     max_connections: int = Field(default=10_000, ge=1)
     """Connections of clients at a time; each may hold `max_request_bytes` in Envoy's memory."""
     memo_entries: int = Field(default=4096, ge=1, le=1_000_000)
-    """Immutable parts whose fingerprint is remembered (about 250 bytes each)."""
+    """Immutable parts whose fingerprint is remembered (about 350 bytes each)."""
     max_text_bytes: int = Field(default=32 * 1_048_576, ge=0, le=1024 * 1_048_576)
     """Bytes of declared texts that are kept, to match requests that add to one; 0: none.
 

@@ -97,7 +97,7 @@ class TextKeeper:
         self._told: frozenset[tuple[str, ...]] = frozenset()
         self._kept: dict[str, _Kept] = {}
         self._size = 0
-        self._over: set[str] = set()
+        self._over: dict[str, int] = {}
         self._refused: dict[str, float] = {}
         self._arrived = 0
         self._index = HeadIndex()
@@ -129,7 +129,7 @@ class TextKeeper:
             for model in kept.texts.keys() - {each.model for each in wanted[digest]}:
                 del kept.texts[model]
         self._refused = {d: at for d, at in self._refused.items() if d in wanted}
-        self._over.clear()
+        self._over = {d: size for d, size in self._over.items() if d in wanted}
         self._put_in_force()
         self._news.set()
 
@@ -175,7 +175,7 @@ class TextKeeper:
             digest
             for digest in self._wanted
             if digest not in self._kept
-            and digest not in self._over
+            and self._size + self._over.get(digest, 0) <= self._limit
             and now - self._refused.get(digest, -math.inf) >= RETRY_S
         ]
 
@@ -200,7 +200,7 @@ class TextKeeper:
         if digest not in self._wanted or digest in self._kept:
             return
         if self._size + len(body) > self._limit:
-            self._over.add(digest)
+            self._over[digest] = len(body)
             self._meter.fetched("no-room")
             return
         try:
@@ -215,6 +215,7 @@ class TextKeeper:
         self._size += len(body)
         self._arrived += 1
         self._refused.pop(digest, None)
+        self._over.pop(digest, None)
         # The costly part is done as each arrives, so that requests never wait for many.
         agree = [_agrees(kept.text(each.model), each) for each in self._wanted[digest]]
         self._meter.fetched("kept" if all(agree) else "mismatch")

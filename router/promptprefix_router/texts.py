@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from promptprefix.fingerprint import Frame, system_bytes
@@ -51,13 +51,13 @@ class Texts:
     def __init__(self, known: Iterable[KnownPrefix] = (), heads: HeadIndex | None = None) -> None:
         self.known = tuple(known)
         self.heads = heads or HeadIndex()
-        self._by_fingerprint: Mapping[str, KnownPrefix] = {
-            each.text.fingerprint: each for each in self.known
-        }
+        self._by_fingerprint: dict[str, list[KnownPrefix]] = {}
+        for each in self.known:
+            self._by_fingerprint.setdefault(each.text.fingerprint, []).append(each)
 
     def __len__(self) -> int:
         return len(self.known)
 
-    def known_as(self, fingerprint: str) -> KnownPrefix | None:
-        """Return a prefix with that fingerprint, if its text is known."""
-        return self._by_fingerprint.get(fingerprint)
+    def known_as(self, fingerprint: str) -> Sequence[KnownPrefix]:
+        """Return the prefixes with that fingerprint whose text is known."""
+        return self._by_fingerprint.get(fingerprint, ())

@@ -106,6 +106,16 @@ def test_the_nearest_of_many_is_compared_with() -> None:
     assert stand.near.examples[0].prefix == "p17", "alike but for its beginning"
 
 
+def test_a_request_that_is_spelled_as_one_of_two_that_mean_the_same_is_no_miss() -> None:
+    other = Payload(systemInstructions=SYSTEM.replace("\n", "\r\n") + "\r\n", toolDefinitions="[]")
+    alike = Payload(systemInstructions=SYSTEM + "\n", toolDefinitions="[]")
+    stand = Stand(declared("old", other), declared("new", alike))
+    for system in (other.system, alike.system, SYSTEM + "\r"):
+        stand.rest()
+        stand.send(body(system, None))
+    assert stand.counts == {"none": 2, "line-ends": 1}
+
+
 def test_examples_and_answers_hold_no_text() -> None:
     stand = Stand(declared("p", PAYLOAD))
     stand.send(body(SYSTEM.replace(SECRET, "a red fox")))

@@ -113,9 +113,11 @@ class Stand:
 
     def head(self, text: Payload, salt: str = "") -> str | None:
         known = self.texts.known_as(payload_fingerprint(MODEL, text))
-        if known is None:
+        if not known:
             return None
-        return self.texts.heads.longest(known.text.frame, salt, system_bytes(f"{text.system} Now."))
+        return self.texts.heads.longest(
+            known[0].text.frame, salt, system_bytes(f"{text.system} Now.")
+        )
 
 
 @pytest.fixture
@@ -186,6 +188,10 @@ async def test_what_has_the_most_tokens_comes_first_and_the_limit_holds(token: P
     await stand.until(lambda: len(stand.texts) == 5)
     assert stand.names == {text.digest[:6] for text in texts[4:]}
     assert stand.counts == (5, 4, 5 * size)
+    asked = len(stand.asked)
+    stand.want(*(declared(text) for text in texts), declared(PAYLOAD, content_digest=""))
+    await asyncio.sleep(0)
+    assert len(stand.asked) == asked, "what had no room is not asked for again"
     stand.want(*(declared(text) for text in texts[:5]))
     await stand.until(lambda: len(stand.texts) == 5)
     assert stand.names == {text.digest[:6] for text in texts[:5]}, "there is room again"
