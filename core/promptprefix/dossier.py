@@ -162,10 +162,10 @@ class Dossier:
 
     def _stay(self, station: Station, circle: Circle, held: bool) -> Stay | None:
         prefix, each, sizes = self.prefix, station.candidate, self.room
-        standing = circle.standing.get(station)
-        if standing not in _STAYING or standing is None or prefix.uid not in each.knows:
+        standing, account = circle.standing.get(station), each.accounts.get(self.prefix.uid)
+        if account is None or not account.knows or standing is None or standing not in _STAYING:
             return None
-        cold, resting = prefix.uid not in each.warms, prefix.uid not in each.firm
+        cold, resting = not account.warm, not account.firm
         if not held:
             return Stay(station, standing, NOTHING, cold=cold)
         before: Footprint | None = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from promptprefix.conditions import Shortfall
 from promptprefix.fleet import Pod, Sidecar, owner, serves
@@ -29,28 +30,35 @@ class Standing(Enum):
     DECODES = "gets KV from prefill pods"
 
 
+class Account(NamedTuple):
+    """What a pod says of one resource, whose versions it reports as ``states``.
+
+    ``holds``: it may hold some version; ``warm``: one of them warm; ``knows``: it holds one, or has
+    released it. ``firm``: it holds one, or is to hold it just now; what it was told to release
+    counts as held as long as the report says so.
+    """
+
+    states: Sequence[PlacementState]
+    holds: bool
+    warm: bool
+    knows: bool
+    firm: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A pod and what its sidecar says.
 
-    ``owned`` has the reports by the uid of the resource. ``holds`` and ``warms`` are the uids of
-    the resources of which it may hold some version, and of which it holds one warm; ``knows`` also
-    has those of which it has released what it held, ``mentions`` all of which it says anything.
-    ``firm`` are the uids of those that it holds or is to hold just now; what it was told to release
-    is ``resting``, and counts as held as long as the report says so.
+    ``accounts`` are by the uid of the resource; those are all of which it says anything, or was
+    ``told`` anything. What it was told to release is ``resting``.
     """
 
     pod: Pod
     engine: EngineState | None = None
     reported: Mapping[str, PlacementState] = field(default_factory=dict)
-    owned: Mapping[str, Sequence[PlacementState]] = field(default_factory=dict)
+    accounts: Mapping[str, Account] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
     resting: frozenset[str] = frozenset()
-    firm: frozenset[str] = frozenset()
-    holds: frozenset[str] = frozenset()
-    warms: frozenset[str] = frozenset()
-    knows: frozenset[str] = frozenset()
-    mentions: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
 
     @property
@@ -100,27 +108,31 @@ def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
     if sidecar is None:
         return Candidate(pod)
     reported = {state.id: state for state in sidecar.state.placements}
-    owned: dict[str, list[PlacementState]] = {}
+    owned: dict[str, list[PlacementState]] = {owner(id_): [] for id_ in sidecar.told}
     for id_, state in reported.items():
         owned.setdefault(owner(id_), []).append(state)
     told = {owner(id_) for id_ in sidecar.told}
-    held = {uid for uid, states in owned.items() if any(map(held_there, states))}
-    holds = told | held
-    phases = {uid: {state.phase for state in states} for uid, states in owned.items()}
+    firm = {owner(id_) for id_ in sidecar.told - sidecar.resting} if sidecar.resting else told
     return Candidate(
         pod=pod,
         engine=sidecar.state.engine,
         reported=reported,
-        owned=owned,
+        accounts={uid: _account(states, uid in told, uid in firm) for uid, states in owned.items()},
         told=sidecar.told,
         resting=sidecar.resting,
-        firm=frozenset(held.union(owner(id_) for id_ in sidecar.told - sidecar.resting)),
-        holds=frozenset(holds),
-        warms=frozenset(uid for uid, seen in phases.items() if Phase.WARM in seen),
-        knows=frozenset(holds.union(uid for uid, seen in phases.items() if Phase.RELEASED in seen)),
-        mentions=frozenset(told.union(owned)),
         models=frozenset(sidecar.state.engine.models),
     )
+
+
+def _account(states: Sequence[PlacementState], told: bool, firm: bool) -> Account:
+    warm = held = released = False
+    for state in states:
+        phase = state.phase
+        warm = warm or phase is Phase.WARM
+        released = released or phase is Phase.RELEASED
+        held = held or held_there(state)
+    holds = told or held
+    return Account(states, holds, warm, holds or released, firm or held)
 
 
 def held_there(state: PlacementState) -> bool:

@@ -66,12 +66,10 @@ class Families:
     def __init__(self) -> None:
         self._heads: dict[str, Sequence[Head]] = {}
         self._owners: dict[Rung, list[str]] = {}
+        self._moved: set[Rung] = set()
 
-    def tell(self, uid: str, heads: Sequence[Head]) -> set[str]:
-        """Take in the heads of a resource in place of those before.
-
-        Return the resources of which some footprint may be another one now.
-        """
+    def tell(self, uid: str, heads: Sequence[Head]) -> None:
+        """Take in the heads of a resource in place of those before."""
         before = [rung for head in self._heads.pop(uid, ()) for _, rung in head.rungs]
         after = [rung for head in heads for _, rung in head.rungs]
         if heads:
@@ -83,10 +81,18 @@ class Families:
                 del self._owners[rung]
         for rung in after:
             self._owners.setdefault(rung, []).append(uid)
-        counted = Counter(after)
-        counted.subtract(before)
-        moved = (rung for rung, more in counted.items() if more)
-        return {each for rung in moved for each in self._owners.get(rung, ())}
+        if before:
+            counted = Counter(after)
+            counted.subtract(before)
+            self._moved.update(rung for rung, more in counted.items() if more)
+        else:
+            self._moved.update(after)
+
+    def moved(self) -> set[str]:
+        """Return the resources of which some footprint may be another than when this was asked."""
+        found = {uid for rung in self._moved for uid in self._owners.get(rung, ())}
+        self._moved.clear()
+        return found
 
     def footprint(self, head: Head) -> Footprint:
         """Return the footprint of one of the heads, or of one that shares nothing."""

@@ -47,9 +47,14 @@ def _station(draft: Draft) -> Station | None:
     tie = tie_of(prefix.uid)
     return min(
         able,
-        key=lambda each: (prefix.uid not in each.candidate.knows, each.tie ^ tie),
+        key=lambda each: (not _knows(each, prefix.uid), each.tie ^ tie),
         default=None,
     )
+
+
+def _knows(station: Station, uid: str) -> bool:
+    account = station.candidate.accounts.get(uid)
+    return account is not None and account.knows
 
 
 def _on_some(draft: Draft, circle: Circle) -> bool:

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from promptprefix.conditions import Holding
-from promptprefix.eligibility import held_there
+from promptprefix.eligibility import Account, held_there
 from promptprefix.fleet import Version
 from promptprefix.roster import Company, Station
 from promptprefix.routes import warm_digest
 from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState
 
+_SILENT = Account((), holds=False, warm=False, knows=False, firm=False)
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
@@ -56,7 +57,7 @@ class Notes:
     ) -> None:
         self._uid = uid
         self._salted = salted
-        self._versions = versions
+        self._versions = frozenset(version.id for version in versions)
         self._current = current.id if current is not None else ""
         self._company: Company | None = None
         self._hits: dict[str, dict[Station, float]] = {}
@@ -138,32 +139,40 @@ class Notes:
 
     def _note(self, station: Station, old: Note | None) -> Note:
         each = station.candidate
+        engine, serving = each.engine, each.serving
+        account = each.accounts.get(self._uid) or _SILENT
+        current: PlacementState | None = None
+        counted = lingers = False
         hits, digests, warm, sizes = {}, {}, [], []
-        for version in self._versions:
-            state = each.reported.get(version.id)
-            if state is None:
+        for state in account.states:
+            id_ = state.id
+            counted = counted or state.counted
+            if id_ == self._current:
+                current = state
+            else:
+                lingers = lingers or held_there(state)
+            if id_ not in self._versions:
                 continue
-            sizes.append((version.id, state.tokens, state.heads))
+            sizes.append((id_, state.tokens, state.heads))
             if state.last_hit is not None and state.last_hit > 0:
-                hits[version.id] = min(state.last_hit, _LATEST)
-            if state.phase is Phase.WARM and each.serving:
-                warm.append(version.id)
-                if digest := warm_digest(each, version.id, version.id in self._salted):
-                    digests[version.id] = digest
-        holding = Holding(each.pod.name, each.reported.get(self._current), each.engine)
+                hits[id_] = min(state.last_hit, _LATEST)
+            if serving and state.phase is Phase.WARM:
+                warm.append(id_)
+                if digest := warm_digest(each, id_, id_ in self._salted):
+                    digests[id_] = digest
+        holding = Holding(each.pod.name, current, engine)
         if old is not None and _same(old.holding, holding):
             holding = old.holding
-        owned, knows = each.owned.get(self._uid, ()), self._uid in each.knows
         return Note(
             holding=holding,
             hits=hits,
             digests=digests,
             warm=warm,
-            counted=any(state.counted for state in owned),
-            unheard=knows and (not owned or _asking(each.engine)),
-            holds=self._uid in each.holds,
-            lingers=any(held_there(state) for state in owned if state.id != self._current),
-            knows=knows,
+            counted=counted,
+            unheard=account.knows and (not account.states or _asking(engine)),
+            holds=account.holds,
+            lingers=lingers,
+            knows=account.knows,
             sizes=sizes,
         )
 
@@ -172,7 +181,8 @@ class Notes:
         if old is not None:
             self._counted -= old.counted
             self._unheard -= old.unheard
-            self._warm.subtract(old.warm)
+            for id_ in old.warm:
+                self._warm[id_] -= 1
             for id_ in old.hits:
                 del self._hits[id_][station]
             for id_ in old.digests:
@@ -180,7 +190,8 @@ class Notes:
         if new is not None:
             self._counted += new.counted
             self._unheard += new.unheard
-            self._warm.update(new.warm)
+            for id_ in new.warm:
+                self._warm[id_] += 1
             for id_, hit in new.hits.items():
                 self._hits.setdefault(id_, {})[station] = hit
             for id_, digest in new.digests.items():

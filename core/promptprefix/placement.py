@@ -6,14 +6,12 @@ remembers what it read and worked out, so that a plan after a small change costs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 
 from promptprefix.circles import Circles
 from promptprefix.dossier import Dossier
-from promptprefix.draft import Draft
 from promptprefix.fleet import Snapshot
 from promptprefix.refusals import Takers
 from promptprefix.register import Register
@@ -89,31 +87,27 @@ class Planner:
 
 
 def _plan(dossiers: Sequence[Dossier], stations: Sequence[Station]) -> Plan:
-    drafts = [dossier.draft for dossier in dossiers]
+    prefixes: list[RoutePrefix] = []
+    statuses: dict[str, PromptPrefixStatus] = {}
+    kept: list[str] = []
+    wakes: list[datetime] = []
+    for dossier in dossiers:
+        draft, status = dossier.draft, dossier.status
+        prefixes += dossier.routed
+        if status is not None and not draft.awaited and not draft.prefix.deleting:
+            statuses[draft.prefix.uid] = status
+        kept += [id_ for id_, on in draft.holders.items() if on]
+        # The clock may change what is held.
+        wakes += [at for at in (draft.demand.wake_at, draft.until) if at is not None]
     return Plan(
         desired={
-            station.candidate.pod.uid: station.desired.placements
+            station.uid: station.desired.placements
             for station in stations
             if station.candidate.engine is not None
         },
-        prefixes=tuple(chain.from_iterable(dossier.routed for dossier in dossiers)),
+        prefixes=tuple(prefixes),
         endpoints=tuple(each.endpoint for each in stations if each.endpoint is not None),
-        statuses={
-            dossier.prefix.uid: dossier.status
-            for dossier in dossiers
-            if dossier.status is not None
-            and not dossier.prefix.deleting
-            and not dossier.draft.awaited
-        },
-        kept=frozenset(id_ for draft in drafts for id_, on in draft.holders.items() if on),
-        wake_at=min(_wakes(drafts), default=None),
+        statuses=statuses,
+        kept=frozenset(kept),
+        wake_at=min(wakes, default=None),
     )
-
-
-def _wakes(drafts: Sequence[Draft]) -> Iterator[datetime]:
-    """Yield when the clock may change what is held."""
-    for draft in drafts:
-        if draft.demand.wake_at is not None:
-            yield draft.demand.wake_at
-        if draft.until is not None:
-            yield draft.until

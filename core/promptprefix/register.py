@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,9 +19,11 @@ class Opening:
     """What a register has for one snapshot.
 
     ``dossiers`` are those of all resources by namespace and name, ``stirred`` those for which
-    something is new, and ``gone`` what was planned for resources that are no more.
+    something is new, and ``gone`` what was planned for resources that are no more. ``every``:
+    something is new that concerns all.
     """
 
+    every: bool
     dossiers: Sequence[Dossier]
     stirred: Sequence[Dossier]
     gone: Sequence[Draft]
@@ -65,7 +67,7 @@ class Register:
         ]
         self._read(snapshot, roster, opened, stirred)
         self._dossiers = opened
-        return Opening(list(opened.values()), list(stirred.values()), gone)
+        return Opening(every, list(opened.values()), list(stirred.values()), gone)
 
     def _other_ground(self, snapshot: Snapshot, now: datetime) -> bool:
         """Whether anything is new that concerns all resources, or the clock was set back."""
@@ -92,21 +94,17 @@ class Register:
         stirred: dict[str, Dossier],
     ) -> None:
         """Read what is new of the stirred; blocks that they share with others stir those, too."""
-        related: set[str] = set()
         for uid in self._dossiers.keys() - opened.keys():
-            related |= self._families.tell(uid, ())
+            self._families.tell(uid, ())
         for uid, dossier in stirred.items():
             company = roster.company(dossier.prefix.namespace)
             if dossier.read(company, snapshot.sizes) or dossier is not self._dossiers.get(uid):
-                related |= self._families.tell(uid, dossier.heads)
-        self._gauge(stirred.values())
-        for uid in related - stirred.keys():
+                self._families.tell(uid, dossier.heads)
+        for dossier in stirred.values():
+            dossier.gauge(self._families)
+        for uid in self._families.moved() - stirred.keys():
             if uid in opened and opened[uid].gauge(self._families):
                 stirred[uid] = opened[uid]
-
-    def _gauge(self, dossiers: Iterable[Dossier]) -> None:
-        for dossier in dossiers:
-            dossier.gauge(self._families)
 
 
 def _order(prefix: Prefix) -> tuple[str, str, str]:

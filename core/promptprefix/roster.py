@@ -39,11 +39,13 @@ class Station:
         "node",
         "order",
         "tie",
+        "uid",
         "zone",
     )
 
     def __init__(self, each: Candidate) -> None:
         self.candidate = each
+        self.uid = each.pod.uid
         self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
         self.tie = tie_of(each.pod.uid)
         self.ledger = Ledger()
@@ -93,21 +95,21 @@ class Company:
         if station is None:
             station = self.stations[pod.uid] = Station(made)
             self._sorted = None
-            self._shift(station, made.mentions)
+            self._shift(station, made.accounts)
             self._enter(station, made, made.reported.values())
             return
         before = station.candidate
         station.candidate = made
         self.renewed.add(station)
         if _standing(before) != _standing(made):
-            self._shift(station, before.mentions | made.mentions)
+            self._shift(station, before.accounts.keys() | made.accounts.keys())
         self._follow(station, before, made)
 
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         station = self.stations.pop(uid)
         self._sorted = None
-        self._shift(station, station.candidate.mentions)
+        self._shift(station, station.candidate.accounts)
         self._strike(station, station.candidate, station.candidate.reported.values())
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class Company:
         if _essence(before.engine) != _essence(made.engine):
             self._strike(station, before, old.values())
             self._enter(station, made, new.values())
-            self._note(station, before.mentions | made.mentions)
+            self._note(station, before.accounts.keys() | made.accounts.keys())
             return
         moved = {
             id_
@@ -142,14 +144,14 @@ class Company:
         self._note(station, {owner(id_) for id_ in moved | turned})
 
     def _enter(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
-        for uid in each.mentions:
+        for uid in each.accounts:
             self.mentioned.setdefault(uid, {})[station] = None
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
                 self.sizes.setdefault(state.id, Counter())[size] += 1
 
     def _strike(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
-        for uid in each.mentions:
+        for uid in each.accounts:
             stations = self.mentioned[uid]
             del stations[station]
             if not stations:

@@ -38,6 +38,7 @@ class Round:
         self._dossiers = opening.dossiers
         self._stirred = opening.stirred
         self._gone = opening.gone
+        self._every = opening.every
         self._stations = stations
         self._snapshot = snapshot
         self._now = now
@@ -73,7 +74,7 @@ class Round:
                 self._around.add(dossier)
                 if dossier.draft.enter(present):
                     self._loose[dossier.draft] = None
-        for station in self._stations:
+        for station in self._stations if self._every else self._renewed:
             share = self._limits(station.candidate.pod.namespace)
             budget = budget_of(station.candidate.engine, share)
             if budget != station.ledger.budget:
