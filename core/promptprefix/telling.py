@@ -26,7 +26,7 @@ def status_for(dossier: Dossier, takers: Takers, limits: Limits, now: datetime) 
     told = (
         dossier.notes.status_mark,
         dossier.sizes,
-        draft.circle if crowded is not None or looks_around(draft) else None,
+        _surroundings(draft, crowded),
         draft.demand,
         draft.priority,
         draft.wanted,
@@ -40,6 +40,14 @@ def status_for(dossier: Dossier, takers: Takers, limits: Limits, now: datetime) 
     if dossier.status is None or dossier.outlook != outlook:
         dossier.outlook = outlook
         dossier.status = status_of(outlook, now)
+
+
+def _surroundings(draft: Draft, crowded: Shortfall | None) -> object:
+    """Return what the status tells of other pods than those that were chosen and serve."""
+    circle = draft.circle
+    if circle is None or draft.resting or crowded is None:
+        return circle if looks_around(draft) else None
+    return circle.obstacles, circle.eligible[: MAX_PROBLEMS + len(draft.claims)]
 
 
 def looks_around(draft: Draft) -> bool:
