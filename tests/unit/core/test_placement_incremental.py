@@ -16,7 +16,7 @@ from promptprefix.resource import PromptPrefixStatus
 from . import drift
 from .fleets import NOW
 
-MANY = settings(max_examples=50, deadline=None, phases=(Phase.explicit, Phase.generate))
+MANY = settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 
 
 def dated(snapshot: Snapshot, made: Plan) -> Snapshot:
