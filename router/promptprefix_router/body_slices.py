@@ -17,8 +17,8 @@ ABSENT = msgspec.Raw()
 
 _SET = b"true"
 _UNSET = (b"", b"null", b"false")
-_TEXT = b'""'
-_USER_TURN = b'[{"role":"user"}]'
+TEXT = b'""'
+USER_TURN = b'[{"role":"user"}]'
 _SYSTEM_TURN = b'[{"role":"system"}]'
 _OWN_TOKENS = b'{"%s":true}' % TOKENS_FIELD.encode()
 
@@ -86,15 +86,15 @@ class BodySlicer:
 def _turns(conversation: str | list[msgspec.Raw] | list[_Turn]) -> bytes:
     """Return what of the conversation decides, as JSON: the same for all user turns."""
     if isinstance(conversation, str):
-        return _TEXT
+        return TEXT
     if not conversation:
         raise ValueError("no turns")
     first = conversation[0]
     if not isinstance(first, msgspec.Raw):
         inline = any(turn.role == "system" for turn in conversation if isinstance(turn, _Turn))
-        return _SYSTEM_TURN if inline else _USER_TURN
+        return _SYSTEM_TURN if inline else USER_TURN
     role = _TURN_DECODER.decode(first).role
-    return b"[%s]" % bytes(first) if role in SYSTEM_ROLES else _USER_TURN
+    return b"[%s]" % bytes(first) if role in SYSTEM_ROLES else USER_TURN
 
 
 def _brings_tokens(transfer: msgspec.Raw) -> bool:

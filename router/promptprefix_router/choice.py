@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from zlib import crc32
 
 from promptprefix_router.cost import CostKnobs
 from promptprefix_router.load import LoadLedger
@@ -25,7 +26,14 @@ from promptprefix_router.routes import Endpoint, Routes
 FALLBACKS = 2
 """Next best endpoints that a decision names."""
 
+SHORT_TAIL_TOKENS = 2 * CHUNK_TOKENS
+"""What comes after a declared prefix that is warm is not worth knowing about if it is shorter."""
+
 _WITHOUT_PREFIX = (MatchKind.UNDECLARED, MatchKind.PARTIAL, MatchKind.MALFORMED)
+
+
+def _own_place(body: bytes) -> int:
+    return place_of(b"%d" % crc32(body))
 
 
 class Outcome(StrEnum):
@@ -102,6 +110,8 @@ class _Request:
     holders: Sequence[_Holders]
     mean: float
     most: float
+    own: int | None
+    """A place on the ring that other requests don't have, if there is no chain for want of need."""
 
     @property
     def declared(self) -> bool:
@@ -178,10 +188,11 @@ class Chooser:
         return ready & ~self._ledger.unhealthy or ready
 
     def _request(self, question: Question, match: Match, candidates: int) -> _Request:
-        chain = NO_CHAIN if self._history is None else read_chain(question)
         estimate = len(question.body) // BYTES_PER_TOKEN
         declared = max(match.tokens or estimate, self._knobs.least_declared)
         warm = self._pool.warm(match.digests) & candidates
+        known = self._history is None or (warm and estimate - declared < SHORT_TAIL_TOKENS)
+        chain = NO_CHAIN if known else read_chain(question)
         mean = (self._ledger.total(candidates) + 1) / candidates.bit_count()
         return _Request(
             match=match,
@@ -192,6 +203,7 @@ class Chooser:
             holders=self._holders(candidates, chain, warm, declared),
             mean=mean,
             most=self._knobs.most_active(mean),
+            own=_own_place(question.body) if known and self._history is not None else None,
         )
 
     def _holders(
@@ -258,7 +270,7 @@ class Chooser:
             place = request.opening
         else:
             # All of these have it: different talks go to different ones.
-            place = request.chain.ending if request.chain.hashes else None
+            place = request.chain.ending if request.chain.hashes else request.own
         if place is not None:
             return self._pool.ring.first(place, seats, count)
         later = seats >> self._turn + 1 << self._turn + 1 or seats

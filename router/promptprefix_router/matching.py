@@ -111,7 +111,12 @@ class Matcher:
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model, head.salt)
-        return named or self._by_text(question, head, routes)
+        if named is not None:
+            return named
+        match = self._by_text(question, head, routes)
+        if match.kind is MatchKind.FINGERPRINT:
+            reader.remember(question.body, head)
+        return match
 
     def _by_text(self, question: Question, head: DeclaringHead, routes: Routes) -> Match:
         if head.model not in routes.declared_models:

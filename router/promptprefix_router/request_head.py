@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
 
 from promptprefix.canonical import JsonValue, parse_json
 from promptprefix.request import SALT_FIELD, Surroundings
-from promptprefix.shapes.shape import Shape
-from promptprefix_router.body_slices import ABSENT, BodySlicer, BodySlices
+from promptprefix.shapes.shape import Shape, Turns
+from promptprefix_router.body_slices import ABSENT, TEXT, USER_TURN, BodySlicer, BodySlices
 from promptprefix_router.command_guard import has_escaped_letters
+from promptprefix_router.openings import Openings
 
 NO_SALT = ""
 
@@ -50,7 +52,7 @@ class RequestHead:
     salt: str | None = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeclaringHead(RequestHead):
     """The parts of a request of an API that declares, as raw JSON: what `Shape` says decides.
 
@@ -63,8 +65,16 @@ class DeclaringHead(RequestHead):
     within: Parts = field(repr=False)
     ambiguous: bool
     """Whether a name of a part, or of the salt, stands twice somewhere, or in escapes."""
+    known: bool = field(default=False, compare=False)
+    """Whether the body begins and ends like one that was to be remembered."""
 
-    @property
+    @cached_property
+    def names(self) -> tuple[bytes, ...]:
+        """The names of its fields, in quotes."""
+        names = dict.fromkeys((SALT_FIELD, *(name for name, _ in (*self.around, *self.within))))
+        return tuple(b'"%s"' % name.encode() for name in names)
+
+    @cached_property
     def keys(self) -> tuple[bytes, bytes]:
         """Digests of the API's name and the raw parts around, and of that and all the others.
 
@@ -94,17 +104,25 @@ def _parsed(parts: Parts) -> JsonValue:
 
 
 class DeclaringReader:
-    """Reads requests of the API that ``shape`` describes."""
+    """Reads requests of the API that ``shape`` describes.
+
+    Those that begin and end like one that was to be remembered are not read again.
+    """
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._slicer = BodySlicer(shape)
+        self._openings: Openings[DeclaringHead] = Openings(shape.conversation)
 
     def read(self, body: bytes, escaped: bool | None = None) -> DeclaringHead:
         """Return the head of a request; raise `MalformedError`.
 
         ``escaped`` is what `has_escaped_letters` says of the body, if that is known.
         """
+        if escaped is None:
+            escaped = has_escaped_letters(body)
+        if not escaped and (known := self._known(body)):
+            return known
         try:
             slices = self._slicer.cut(body)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -122,8 +140,25 @@ class DeclaringReader:
             self._shape,
             tuple(around),
             tuple(within),
-            (has_escaped_letters(body) if escaped is None else escaped) or _ambiguous(body, slices),
+            escaped or _ambiguous(body, slices),
         )
+
+    def remember(self, body: bytes, head: DeclaringHead) -> None:
+        """Remember what was read of ``body``: more like it are to be expected."""
+        if head.known or head.ambiguous or self._shape.turns is Turns.ROLES:
+            return
+        turns = dict(head.within).get(self._shape.conversation, b"")
+        # Only a system text is the same in many conversations.
+        if turns not in (b"", TEXT, USER_TURN):
+            self._openings.remember(body, turns[1:-1], replace(head, known=True))
+
+    def _known(self, body: bytes) -> DeclaringHead | None:
+        found = self._openings.find(body)
+        if found is None:
+            return None
+        head, turns = found
+        # A name among the turns looks like one that stands twice.
+        return None if any(name in turns for name in head.names) else head
 
 
 def read_head(body: bytes) -> RequestHead:

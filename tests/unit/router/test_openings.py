@@ -1,0 +1,125 @@
+"""A body that begins and ends like one that is known declares what reading it would say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from promptprefix.shapes.chat import CHAT
+from promptprefix_router.openings import MOST_ENDS, Openings
+from promptprefix_router.request_head import DeclaringReader, MalformedError
+
+SYSTEM = {"role": "system", "content": "You are the triage desk."}
+TOOLS = [{"type": "function", "function": {"name": "lookup"}}]
+FIRST = json.dumps(SYSTEM).encode()
+
+
+def chat(*turns: object, **others: Any) -> bytes:
+    """Return a chat completion that begins with `SYSTEM`."""
+    return json.dumps(
+        {"messages": [SYSTEM, *turns], "model": "m", "tools": TOOLS, **others}
+    ).encode()
+
+
+def user(text: str) -> dict[str, str]:
+    """Return a user's turn."""
+    return {"role": "user", "content": text}
+
+
+def reader() -> DeclaringReader:
+    """Return a reader that remembers one body."""
+    made = DeclaringReader(CHAT)
+    body = chat(user("hello"))
+    made.remember(body, made.read(body))
+    return made
+
+
+def test_a_body_with_other_turns_is_known() -> None:
+    known = reader()
+    assert known.read(chat(user("hello"))).known
+    assert known.read(chat(user("bye"), {"role": "assistant", "content": "x"}, user("?"))).known
+    assert known.read(chat()).known
+    assert not known.read(chat(user("hello"), temperature=0)).known
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        b', {"role": "user"}], "messages": [{"role": "user"}',
+        b', {"tools": 1}',
+        b', {"model": 1}',
+        b', {"cache_salt": "s"}',
+        b', {"role": "\\u0075ser"}',
+        b', {"role"',
+        b'{"role": "user"}',
+        b",",
+    ],
+)
+def test_a_body_that_may_mean_something_else_is_read(turns: bytes) -> None:
+    before, _, after = chat(user("hello")).partition(b", " + json.dumps(user("hello")).encode())
+    body = before + turns + after
+    known, fresh = reader(), DeclaringReader(CHAT)
+    try:
+        expected = fresh.read(body)
+    except MalformedError:
+        with pytest.raises(MalformedError):
+            known.read(body)
+        return
+    found = known.read(body)
+    assert not found.known
+    assert found == expected
+
+
+_MARKS = (b"{", b"}", b"[", b"]", b",", b":", b" ", b'"', b"\\", b"1", b"null")
+_TEXTS = (b'"messages"', b'"tools"', b'"model"', b'"m"', b'"role"', b'"user"', FIRST)
+_PIECES = st.sampled_from([*_MARKS, *_TEXTS, b', {"role": "user", "content": "x"}'])
+
+
+@given(st.lists(_PIECES, max_size=8), st.integers(0, 300), st.integers(0, 40))
+def test_reading_says_the_same_with_and_without_a_memory(
+    pieces: list[bytes], at: int, cut: int
+) -> None:
+    body = chat(user("hello"))
+    other = body[:at] + b"".join(pieces) + body[at + cut :]
+    known, fresh = reader(), DeclaringReader(CHAT)
+    try:
+        expected = fresh.read(other)
+    except MalformedError:
+        with pytest.raises(MalformedError):
+            known.read(other)
+        return
+    assert known.read(other) == expected
+
+
+def test_the_same_text_in_another_field_is_not_the_conversation() -> None:
+    turns = f"[{json.dumps(SYSTEM)}]"
+    openings: Openings[str] = Openings("messages")
+    body = f'{{"metadata": {turns}, "messages": {turns}, "model": "m"}}'.encode()
+    openings.remember(body, FIRST, "head")
+    assert openings.size == 0
+
+
+def test_memory_is_bounded() -> None:
+    openings: Openings[int] = Openings("messages", capacity=10_000)
+    bodies = [
+        json.dumps({"messages": [{"role": "system", "content": f"{n} {'x' * 300}"}]}).encode()
+        for n in range(100)
+    ]
+    for number, body in enumerate(bodies):
+        first = body[body.index(b"[") + 1 : body.rindex(b"]")]
+        openings.remember(body, first, number)
+        assert openings.size <= 10_000
+        assert openings.find(body) == (number, b"")
+    assert openings.find(bodies[0]) is None
+
+
+def test_ends_that_always_change_are_seldom_remembered() -> None:
+    openings: Openings[int] = Openings("messages")
+    for number in range(100):
+        openings.remember(chat(user("hello"), user_id=number), FIRST, number)
+    kept = [n for n in range(100) if openings.find(chat(user("x"), user_id=n)) is not None]
+    assert len(kept) == MOST_ENDS
