@@ -1,4 +1,4 @@
-"""How busy each endpoint is: what Envoy counts, and our picks since it was asked."""
+"""How busy each endpoint is: what Envoy counts, our picks since, and what others send."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class LoadLedger:
     """Load per address, in requests. Bounded by the endpoints that have a seat.
 
     A reading takes time: a pick made after Envoy was asked may or may not be in the answer, and
-    counts on top of it; one made before is in it.
+    counts on top of it; one made before is in it. Others' requests are what the engine itself has
+    beyond these.
 
     Seats are bits of masks. Those of equal load are kept in one mask, so that the least loaded of
     many are found by a few operations on bits, however many endpoints there are.
@@ -34,6 +35,7 @@ class LoadLedger:
         self._reading = LoadReading()
         self._picks_before: Counter[str] = Counter()
         self._picks_after: Counter[str] = Counter()
+        self._others: dict[str, int] = {}
         self._seats: Mapping[str, int] = {}
         self._load: dict[int, int] = {}
         self._levels: dict[int, int] = {}
@@ -42,6 +44,10 @@ class LoadLedger:
 
     def load(self, address: str) -> int:
         """Return the requests that are believed to be active on ``address``."""
+        return self.own(address) + self._others.get(address, 0)
+
+    def own(self, address: str) -> int:
+        """Return those of them that came by this router."""
         return (
             self._reading.active.get(address, 0)
             + self._picks_before[address]
@@ -57,6 +63,11 @@ class LoadLedger:
     def served(self) -> int:
         """How many requests the endpoints had been sent at the last reading."""
         return self._reading.served
+
+    @property
+    def others(self) -> int:
+        """Requests on all endpoints that came by others, as far as known."""
+        return sum(self._others.values())
 
     @property
     def idle(self) -> bool:
@@ -100,6 +111,14 @@ class LoadLedger:
             self._picks_after[address] -= 1
             self._move(address, -1)
 
+    def count_others(self, address: str, requests: int) -> None:
+        """Count so many requests on ``address`` that came by others, instead of those before."""
+        if address in self._seats:
+            before = self._others.pop(address, 0)
+            if requests:
+                self._others[address] = requests
+            self._move(address, requests - before)
+
     def begin_reading(self) -> None:
         """Note that Envoy is being asked now."""
         self._picks_before += self._picks_after
@@ -114,7 +133,8 @@ class LoadLedger:
     def seat(self, seats: Mapping[str, int]) -> None:
         """Count for these addresses and their seats from now on, and forget the others."""
         self._seats = dict(seats)
-        for book in (self._picks_before, self._picks_after):
+        books: tuple[dict[str, int], ...] = (self._picks_before, self._picks_after, self._others)
+        for book in books:
             for address in book.keys() - self._seats.keys():
                 del book[address]
         self._arrange()

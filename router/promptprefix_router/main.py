@@ -23,6 +23,7 @@ from promptprefix_router.bootstrap import write_bootstrap
 from promptprefix_router.choice import Chooser, UndeclaredMode
 from promptprefix_router.control_link import control_client
 from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.engine_reader import EngineReader
 from promptprefix_router.envoy_publisher import EnvoyPublisher
 from promptprefix_router.ext_authz import ExtAuthz
 from promptprefix_router.header_count_reader import HeaderCountReader
@@ -86,6 +87,7 @@ async def serve(settings: RouterSettings) -> None:
     tally = MatchTally(time.time)
     approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
     history = PromptHistory(settings.history_chunks) if approximate else None
+    ledger = LoadLedger()
     metrics = RouterMetrics(
         memo,
         time.monotonic,
@@ -93,8 +95,8 @@ async def serve(settings: RouterSettings) -> None:
         counted=lambda: len(tally),
         history=() if history is None else history,
         mode=settings.undeclared_mode,
+        others=lambda: ledger.others,
     )
-    ledger = LoadLedger()
     chooser = Chooser(ledger, history, settings.cost, time.monotonic)
     matcher = Matcher(memo)
     near_misses = NearMisses(
@@ -142,6 +144,9 @@ async def serve(settings: RouterSettings) -> None:
         time.time,
         time.monotonic,
     )
+    works = [watcher.run(), reporter.run(), texts.run()]
+    if settings.engine_interval_ms:
+        works.append(_engine_reader(settings, picker, ledger, metrics).run())
     stop = _stop_signal()
     exposition = await open_door(
         _exposition(metrics, near_misses),
@@ -150,7 +155,7 @@ async def serve(settings: RouterSettings) -> None:
         public=True,
     )
     try:
-        async with _running(watcher.run(), reporter.run(), texts.run()), door:
+        async with _running(*works), door:
             structlog.get_logger("picker").info("ready", tenant=settings.tenant, door=settings.door)
             # What lives for ever need not be looked at by each collection.
             gc.freeze()
@@ -227,6 +232,13 @@ def _exposition(metrics: RouterMetrics, near_misses: NearMisses) -> Handler:
         return near_misses.answer() if request.path == PATH else metrics.answer(request)
 
     return answer
+
+
+def _engine_reader(
+    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
+) -> EngineReader:
+    interval_s = settings.engine_interval_ms / 1000
+    return EngineReader(lambda: picker.routes.endpoints, ledger, metrics, interval_s)
 
 
 def _stop_signal() -> asyncio.Event:

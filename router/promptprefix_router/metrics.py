@@ -54,6 +54,7 @@ class RouterMetrics:
         counted: Callable[[], int] = lambda: 0,
         history: Sized = (),
         mode: UndeclaredMode = UndeclaredMode.APPROXIMATE,
+        others: Callable[[], int] = lambda: 0,
     ) -> None:
         self._pool_known = pool_known
         self.registry = CollectorRegistry()
@@ -101,6 +102,13 @@ class RouterMetrics:
         self._count_readings = self._counter(
             "header_readings", "Readings of how often Envoy resolved names alone.", "result"
         )
+        self._engines = self._counter(
+            "engine_readings", "Readings of the engines' own numbers of requests.", "result"
+        )
+        strangers = self._gauge(
+            "foreign_requests", "Requests on the engines that came by others, as last read."
+        )
+        strangers.set_function(others)
         age = self._gauge(
             "route_table_age_seconds", "Time since the operator last confirmed the route table."
         )
@@ -199,6 +207,10 @@ class RouterMetrics:
     def confirmed(self) -> None:
         """Note that the operator just confirmed the route table."""
         self._confirmed_at = self._clock()
+
+    def read_engine(self, result: str) -> None:
+        """Count one reading of an engine; ``result`` is a fixed word."""
+        self._engines.labels(result).inc()
 
     def read_load(self, result: str) -> None:
         """Count one reading of Envoy's load; ``result`` is a fixed word."""

@@ -81,6 +81,8 @@ class RouterSettings(BaseSettings):
     `load_factor` times the mean of its model's endpoints, and so many more."""
     load_interval_ms: int = Field(default=100, ge=10, le=10_000)
     """Time between two readings of Envoy's active requests."""
+    engine_interval_ms: int = Field(default=1000, ge=0, le=60_000)
+    """Time between two readings of each engine's own number of requests; 0: they are not read."""
     health_interval_s: float = Field(default=5.0, gt=0, le=300)
     """Time between two health checks of an engine by Envoy."""
     idle_timeout_s: int = Field(default=3600, ge=1)

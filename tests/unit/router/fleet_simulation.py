@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from promptprefix_router.choice import Chooser, Outcome
 from promptprefix_router.cost import CostKnobs
+from promptprefix_router.engine_reader import blended
 from promptprefix_router.load import LoadLedger, LoadReading
 from promptprefix_router.matching import Match, MatchKind, Question
 from promptprefix_router.prompt_history import PromptHistory
@@ -26,6 +27,9 @@ DECODE_S = 0.015
 CROWD_S = 0.0003
 """More seconds for each other request there."""
 READING_S = 0.1
+"""Seconds between two readings of a chooser's own requests."""
+ENGINE_READINGS = 10
+"""So many of these for each reading of the engines' own numbers."""
 UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
 
 
@@ -104,6 +108,7 @@ class Fleet:
     choosers: int = 1
     knobs: CostKnobs = field(default_factory=CostKnobs)
     approximate: bool = True
+    engines_read: bool = True
     warm: dict[int, tuple[str, ...]] = field(default_factory=dict)
     now: float = 0.0
 
@@ -117,6 +122,8 @@ class Fleet:
         self._sent: list[Counter[str]] = [Counter() for _ in range(self.choosers)]
         self._ends: list[tuple[float, int, str]] = []
         self._read_at = 0.0
+        self._readings = 0
+        self._others: dict[tuple[int, str], float] = {}
 
     def table(self) -> Routes:
         """Return the route table."""
@@ -174,4 +181,11 @@ class Fleet:
         for (_, ledger), sent in zip(self.parts, self._sent, strict=True):
             ledger.begin_reading()
             ledger.finish_reading(LoadReading(dict(sent)))
+            if self.engines_read and self._readings % ENGINE_READINGS == 0:
+                for address, engine in self.engines.items():
+                    key = id(ledger), address
+                    latest = engine.active - sent[address]
+                    self._others[key] = blended(self._others.get(key), latest)
+                    ledger.count_others(address, round(self._others[key]))
+        self._readings += 1
         self._read_at = (now // READING_S + 1) * READING_S

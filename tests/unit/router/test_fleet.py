@@ -151,3 +151,12 @@ def test_several_choosers_compute_little_more_than_one(choosers: int) -> None:
     one.serve(asks)
     several.serve(asks)
     assert tokens_computed(several) < 1.4 * tokens_computed(one)
+
+
+def test_several_choosers_see_each_others_load_by_the_engines_numbers() -> None:
+    asks = prompts(2000, 40, 1, 2500)
+    seeing, blind = Fleet(16, choosers=4), Fleet(16, choosers=4, engines_read=False)
+    seeing.serve(asks)
+    blind.serve(asks)
+    assert imbalance(seeing.served) < 1.3
+    assert imbalance(blind.served) > 2

@@ -60,13 +60,14 @@ steps = st.lists(
         st.sampled_from("abcdef"),
         st.dictionaries(st.sampled_from("abcdefx"), st.integers(0, 4)),
         st.permutations("abcdef").map(tuple),
+        st.integers(0, 5),
     )
 )
 
 
 @given(steps=steps, mask=st.integers(1, 63), bound=st.integers(0, 6))
 def test_masks_say_the_same_as_counting(steps: list[Any], mask: int, bound: int) -> None:
-    """Steps: a pick, a reading, or new seats."""
+    """Steps: a pick, a reading, new seats, or requests of others."""
     ledger = LoadLedger()
     seats = {address: seat for seat, address in enumerate("abcdef")}
     ledger.seat(seats)
@@ -76,6 +77,9 @@ def test_masks_say_the_same_as_counting(steps: list[Any], mask: int, bound: int)
         elif isinstance(step, dict):
             ledger.begin_reading()
             ledger.finish_reading(LoadReading(step, frozenset(step)))
+        elif isinstance(step, int):
+            ledger.count_others("abcdef"[step], step)
+            ledger.end("abcdef"[-step])
         else:
             seats = {address: seat for seat, address in enumerate(step)}
             ledger.seat(seats)
