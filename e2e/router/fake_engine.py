@@ -33,6 +33,8 @@ class FakeEngine:
     healthy: bool = True
     seen: list[SeenRequest] = field(default_factory=list)
     active: int = 0
+    others: int = 0
+    """Requests of others that its metrics tell of."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers wait for it; a stream waits for it after its first chunk."""
     _runner: web.AppRunner | None = None
@@ -42,6 +44,7 @@ class FakeEngine:
         self.hold.set()
         app = web.Application()
         app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -58,6 +61,10 @@ class FakeEngine:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        running = f'vllm:num_requests_running{{engine="0"}} {self.active + self.others}.0'
+        return web.Response(text=f'{running}\nvllm:num_requests_waiting{{engine="0"}} 0.0\n')
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.active += 1

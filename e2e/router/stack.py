@@ -106,6 +106,7 @@ class RouterStack:
             "METRICS_PORT": self.metrics_port,
             "HEALTH_INTERVAL_S": 0.2,
             "LOAD_INTERVAL_MS": 20,
+            "ENGINE_INTERVAL_MS": 50,
         }
         return {
             **os.environ,

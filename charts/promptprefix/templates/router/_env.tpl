@@ -26,8 +26,20 @@
 {{- else }}
 - name: PROMPTPREFIX_DECISION_TIMEOUT_MS
   value: {{ int64 $values.decisionTimeoutMs | quote }}
+- name: PROMPTPREFIX_UNDECLARED_MODE
+  value: {{ $values.undeclaredMode | quote }}
+- name: PROMPTPREFIX_HISTORY_CHUNKS
+  value: {{ int64 $values.historyChunks | quote }}
+- name: PROMPTPREFIX_TOKENS_PER_ACTIVE_REQUEST
+  value: {{ int64 $values.tokensPerActiveRequest | quote }}
+- name: PROMPTPREFIX_LOAD_FACTOR
+  value: {{ $values.loadFactor | quote }}
+- name: PROMPTPREFIX_LOAD_SLACK
+  value: {{ int64 $values.loadSlack | quote }}
 - name: PROMPTPREFIX_LOAD_INTERVAL_MS
   value: {{ int64 $values.loadIntervalMs | quote }}
+- name: PROMPTPREFIX_ENGINE_INTERVAL_MS
+  value: {{ int64 $values.engineIntervalMs | quote }}
 - name: PROMPTPREFIX_HEALTH_INTERVAL_S
   value: {{ $values.healthIntervalSeconds | quote }}
 - name: PROMPTPREFIX_IDLE_TIMEOUT_S
