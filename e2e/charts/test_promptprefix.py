@@ -337,9 +337,12 @@ def test_a_higher_priority_of_ones_own_wins() -> None:
 def test_a_router_drains_where_kubernetes_can_wait(version: str, drains: bool) -> None:
     spec = pods(kube_version=version)["promptprefix-router"]
     assert spec["terminationGracePeriodSeconds"] == 40
-    for name in ("picker", "envoy"):
-        hook = container(spec, name).get("lifecycle")
-        assert hook == ({"preStop": {"sleep": {"seconds": 30}}} if drains else None)
+    drain = ["python3", "-m", "promptprefix_router", "drain", "--seconds", "30"]
+    for name, hook in (
+        ("picker", {"exec": {"command": drain}}),
+        ("envoy", {"sleep": {"seconds": 30}}),
+    ):
+        assert container(spec, name).get("lifecycle") == ({"preStop": hook} if drains else None)
 
 
 def test_older_clusters_are_refused() -> None:

@@ -81,6 +81,7 @@ class FakeEngine:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b"data: first\n\n")
+        await asyncio.sleep(float(request.headers.get("x-test-pause", 0)))
         await self.hold.wait()
         await response.write(b"data: last\n\n")
         await response.write_eof()

@@ -145,6 +145,11 @@ class RouterStack:
         await self.stop_envoy()
         await self.client.aclose()
 
+    async def drain_envoy(self, seconds: float) -> None:
+        """Do what the chart has a pod do before it is stopped; return when that is done."""
+        work = await self._python("drain", "--seconds", str(seconds))
+        assert await work.wait() == 0
+
     async def start_picker(self) -> None:
         """Start the picker and wait until it serves."""
         self.picker = await self._python("serve")
@@ -220,9 +225,9 @@ class RouterStack:
         url = f"http://127.0.0.1:{self.stats_port}/stats/prometheus"
         return total((await self.client.get(url)).text, name, **labels)
 
-    async def _python(self, command: str) -> Process:
+    async def _python(self, *arguments: str) -> Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "promptprefix_router", command, env=self.environment
+            sys.executable, "-m", "promptprefix_router", *arguments, env=self.environment
         )
 
     async def _answers(self, url: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
+
 from promptprefix_router.routes import Endpoint
 from promptprefix_router.watched_file import WatchedFile, discovery_response
 
@@ -27,6 +29,20 @@ class EndpointsFile:
         """Whether the file names no endpoint, or does not exist."""
         return self._file.read() in (None, render(()))
 
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Return the groups of each address that the file names. Raises `OSError`."""
+        content = self._file.read()
+        try:
+            response = _DECODER.decode(content) if content is not None else _Response()
+        except msgspec.MsgspecError:
+            return {}
+        return {
+            each.endpoint.address.socket_address.written: each.metadata.filter_metadata.lb.group
+            for assignment in response.resources
+            for locality in assignment.endpoints
+            for each in locality.lb_endpoints
+        }
+
     def create(self) -> bool:
         """Make an empty file unless there is one; return whether it was made."""
         return self._file.create(render(()))
@@ -38,6 +54,57 @@ class EndpointsFile:
     ) -> bool:
         """Put ``endpoints`` in the file; return whether it changed. Raises `OSError`."""
         return self._file.write(render(endpoints, groups_of))
+
+
+class _Socket(msgspec.Struct):
+    address: str = ""
+    port_value: int = 0
+
+    @property
+    def written(self) -> str:
+        """The address as `Endpoint` has it."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port_value}"
+
+
+class _Address(msgspec.Struct):
+    socket_address: _Socket = msgspec.field(default_factory=_Socket)
+
+
+class _Place(msgspec.Struct):
+    address: _Address = msgspec.field(default_factory=_Address)
+
+
+class _Groups(msgspec.Struct):
+    group: tuple[str, ...] = ()
+
+
+class _Filters(msgspec.Struct):
+    lb: _Groups = msgspec.field(name="envoy.lb", default_factory=_Groups)
+
+
+class _Metadata(msgspec.Struct):
+    filter_metadata: _Filters = msgspec.field(default_factory=_Filters)
+
+
+class _Known(msgspec.Struct):
+    endpoint: _Place
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+
+
+class _Locality(msgspec.Struct):
+    lb_endpoints: tuple[_Known, ...] = ()
+
+
+class _Assignment(msgspec.Struct):
+    endpoints: tuple[_Locality, ...] = ()
+
+
+class _Response(msgspec.Struct):
+    resources: tuple[_Assignment, ...] = ()
+
+
+_DECODER = msgspec.json.Decoder(_Response)
 
 
 def render(

@@ -41,7 +41,12 @@ def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         "common_http_protocol_options": {"idle_timeout": f"{settings.idle_timeout_s}s"},
         "server_header_transformation": "PASS_THROUGH",
         "local_reply_config": _json_errors(),
-        "http_filters": [_ask_picker(settings), rewrite_filter(settings), _router()],
+        "http_filters": [
+            _health(),
+            _ask_picker(settings),
+            rewrite_filter(settings),
+            _router(),
+        ],
     }
     return _listener("clients", settings.listen_host, settings.listen_port, manager)
 
@@ -68,6 +73,18 @@ def stats_listener(settings: RouterSettings) -> EnvoyConfig:
 
 def _client_routes(folder: Path) -> EnvoyConfig:
     return {"route_config_name": CLIENT_ROUTES, "config_source": watched(folder / ROUTES_FILE)}
+
+
+def _health() -> EnvoyConfig:
+    """Return the filter that lets ``/health`` fail as soon as this Envoy drains."""
+    return {
+        "name": "envoy.filters.http.health_check",
+        "typed_config": {
+            "@type": f"{_TYPE}.filters.http.health_check.v3.HealthCheck",
+            "pass_through_mode": True,
+            "headers": [{"name": ":path", "string_match": {"exact": "/health"}}],
+        },
+    }
 
 
 def _ask_picker(settings: RouterSettings) -> EnvoyConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import structlog
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.header_plan import HeaderPlan, plan_headers
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.routes import Routes
+from promptprefix_router.routes import Endpoint, Routes
 from promptprefix_router.routes_file import RoutesFile, render_routes
 
 PAUSE_S = 0.5
@@ -53,6 +53,7 @@ class EnvoyPublisher:
         self._plan: HeaderPlan | None = None
         self._unserved: frozenset[str] = frozenset()
         self._behind = asyncio.Event()
+        self._former: Mapping[str, tuple[str, ...]] = {}
         self._log = structlog.get_logger("envoy")
 
     @property
@@ -69,9 +70,11 @@ class EnvoyPublisher:
         """Publish a route table; return whether the endpoints changed. Raises `OSError`."""
         self._routes = routes
         if self._plan is None or self._plan.unserved(routes.endpoints) - self._unserved:
-            return self._put(_draft(routes))
+            changed = self._put(_draft(routes))
+            self._fall_behind(True)
+            return changed
         self._fall_behind(True)
-        return self._endpoints_file.write(routes.endpoints, self._plan.groups_of)
+        return self._endpoints_file.write(routes.endpoints, self._groups_of)
 
     async def run(self, before: Callable[[], Awaitable[object]]) -> None:
         """Catch up for ever; ``before`` is awaited each time before names may change."""
@@ -84,14 +87,28 @@ class EnvoyPublisher:
                 continue
             try:
                 self._put(draft)
+                former = self._former
+                await self._sleep(PAUSE_S + PAUSE_PER_ROUTE_S * len(draft.plan.routes))
+                if self._former is former:
+                    self._former = {}
+                    self._endpoints_file.write(self._routes.endpoints, self._groups_of)
             except OSError as error:
+                self._fall_behind(True)
                 self._log.error("Envoy's files can't be written", error=str(error))
-            await self._sleep(PAUSE_S + PAUSE_PER_ROUTE_S * len(draft.plan.routes))
+                await self._sleep(PAUSE_S)
 
     def _put(self, draft: _Draft) -> bool:
-        """Write endpoints before routes: a route names no group that Envoy hasn't heard of."""
+        """Write endpoints, then routes: at no time a route names a group that no pod has.
+
+        So the former groups stay until Envoy has had time to take the routes.
+        """
         plan, endpoints = draft.plan, self._routes.endpoints
-        changed = self._endpoints_file.write(endpoints, plan.groups_of)
+        self._former = self._endpoints_file.groups()
+
+        def old_and_new(endpoint: Endpoint) -> tuple[str, ...]:
+            return _merged(self._former.get(endpoint.address, ()), plan.groups_of(endpoint))
+
+        changed = self._endpoints_file.write(endpoints, old_and_new)
         self._routes_file.write(draft.content)
         self._plan = plan
         self._unserved = plan.unserved(endpoints)
@@ -99,12 +116,20 @@ class EnvoyPublisher:
         self._fall_behind(draft.routes is not self._routes)
         return changed
 
+    def _groups_of(self, endpoint: Endpoint) -> tuple[str, ...]:
+        planned = self._plan.groups_of(endpoint) if self._plan is not None else ()
+        return _merged(self._former.get(endpoint.address, ()), planned)
+
     def _fall_behind(self, behind: bool) -> None:
         self._metrics.names_behind(behind)
         if behind:
             self._behind.set()
         else:
             self._behind.clear()
+
+
+def _merged(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*some, *others}))
 
 
 @dataclass(frozen=True, slots=True)

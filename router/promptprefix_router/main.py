@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from promptprefix_router.bootstrap import write_bootstrap
 from promptprefix_router.choice import Chooser, UndeclaredMode
 from promptprefix_router.control_link import control_client
+from promptprefix_router.drain import drain
 from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.engine_reader import EngineReader
 from promptprefix_router.envoy_publisher import EnvoyPublisher
@@ -57,12 +58,14 @@ BODY_SLACK = 65_536
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the picker, or write Envoy's configuration; return the exit status."""
+    """Run the picker, write Envoy's configuration, or let Envoy drain; return the exit status."""
     parser = argparse.ArgumentParser(prog="promptprefix_router", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("serve", help="run the picker (default)")
     config = commands.add_parser("envoy-config", help="write Envoy's bootstrap and stop")
     config.add_argument("--output", type=Path, help="folder that Envoy reads")
+    ending = commands.add_parser("drain", help="let Envoy drain before it is stopped")
+    ending.add_argument("--seconds", type=float, required=True, help="how long it goes on serving")
     options = parser.parse_args(arguments)
     try:
         settings = RouterSettings()
@@ -72,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "envoy-config":
         write_bootstrap(settings, options.output or settings.envoy_dir)
         return 0
+    if options.command == "drain":
+        return drain(settings.envoy_admin, options.seconds)
     if not settings.control_url.startswith("https://"):
         sys.stderr.write("PROMPTPREFIX_CONTROL_URL must be the operator's https:// address\n")
         return BAD_USAGE

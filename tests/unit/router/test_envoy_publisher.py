@@ -124,6 +124,32 @@ async def test_who_is_warm_is_told_at_a_pace(stand: Stand) -> None:
         task.cancel()
 
 
+async def test_no_route_ever_names_a_group_without_pods(stand: Stand) -> None:
+    """Envoy reads one file after the other: former groups stay until it has read the routes."""
+    stand.publish(endpoint(1), endpoint(2))
+    (former,) = stand.groups["10.0.0.1"]
+    task = asyncio.create_task(stand.publisher.run(stand.before))
+    try:
+        stand.publish(endpoint(1), endpoint(2), endpoint(3))
+        await _turns()
+        assert former in stand.groups["10.0.0.1"]
+        assert stand.answering == [["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
+        stand.rest.set()
+        await _turns()
+        assert former not in stand.groups["10.0.0.1"]
+        assert stand.answering == [["10.0.0.1", "10.0.0.2", "10.0.0.3"]]
+    finally:
+        task.cancel()
+
+
+async def test_a_later_picker_keeps_the_former_groups_for_a_while(stand: Stand) -> None:
+    stand.publish(endpoint(1), endpoint(2))
+    (former,) = stand.groups["10.0.0.1"]
+    successor = Stand(stand.folder)
+    successor.publish(endpoint(1), endpoint(2), endpoint(3))
+    assert former in successor.groups["10.0.0.1"]
+
+
 async def test_a_pod_that_comes_or_is_not_ready_is_told_at_once(stand: Stand) -> None:
     stand.publish(endpoint(1, warm=(DIGEST,)), endpoint(2))
     before = (stand.folder / "routes.json").read_bytes()
