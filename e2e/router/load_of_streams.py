@@ -73,4 +73,4 @@ class StreamLoad:
             self.whole += 1
         else:
             self.lost.append(f"{response.status_code} {text!r}")
-        return response.headers.get("connection") != "close"
+        return "close" not in response.headers.get_list("connection")
