@@ -73,7 +73,7 @@ async def test_a_picker_that_hangs_delays_by_the_timeout(stack: RouterStack) -> 
         stack.picker.send_signal(signal.SIGCONT)
     assert response.status_code == 200
     assert DECISION not in response.headers
-    assert response.elapsed.total_seconds() > DECISION_TIMEOUT_MS / 1000
+    assert 0 < response.elapsed.total_seconds() - DECISION_TIMEOUT_MS / 1000 < 1.5
 
 
 async def test_a_removed_endpoint_gets_nothing(stack: RouterStack) -> None:
