@@ -141,8 +141,8 @@ class OurRouter:
 
     def __post_init__(self) -> None:
         """Choose ports."""
-        ports = free_ports(5)
-        self.port, self.admin_port, self.stats_port, self.decision_port, self.metrics_port = ports
+        self.port, self.admin_port, self.stats_port, *ports = free_ports(6)
+        self.decision_port, self.rewrite_port, self.metrics_port = ports
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[OurRouter]:
@@ -152,6 +152,7 @@ class OurRouter:
         async with AsyncExitStack() as closing:
             control = await FakeControl(self.folder / "control").start()
             closing.push_async_callback(control.stop)
+            control.contents |= {each.prefix.content_digest: each.payload for each in self.prompts}
             python = (sys.executable, "-m", "promptprefix_router")
             settings = self._settings(control)
             async with running(*python, "envoy-config", variables=settings) as writer:
@@ -164,10 +165,11 @@ class OurRouter:
             config = self.folder / "envoy" / "bootstrap.json"
             self.envoy = await closing.enter_async_context(running_envoy(config))
             await answers(f"http://127.0.0.1:{self.port}/health")
-            await control.publish(
-                tuple(each.prefix for each in self.prompts),
-                endpoints(self.addresses, self.prompts),
-            )
+            async with asyncio.timeout(START_S):
+                await control.publish(
+                    tuple(each.prefix for each in self.prompts),
+                    endpoints(self.addresses, self.prompts),
+                )
             await until(self._pool_healthy, "all engines are healthy for Envoy", START_S, 0.2)
             yield self
 
@@ -205,6 +207,7 @@ class OurRouter:
             "STATS_HOST": "127.0.0.1",
             "STATS_PORT": self.stats_port,
             "DECISION_PORT": self.decision_port,
+            "REWRITE_PORT": self.rewrite_port,
             "METRICS_HOST": "127.0.0.1",
             "METRICS_PORT": self.metrics_port,
             "LOG_LEVEL": "warning",

@@ -45,7 +45,7 @@ class Prompt:
     """A declared prefix, and a chat completion that uses it, with `NUMBER` in the user's turn."""
 
     name: str
-    fingerprint: str
+    payload: Payload
     body: str
 
     @property
@@ -56,8 +56,10 @@ class Prompt:
             name=self.name,
             tenant=TENANT,
             model=MODEL,
-            fingerprint=self.fingerprint,
+            fingerprint=payload_fingerprint(MODEL, self.payload),
             token_digests=(self.digest,),
+            content_digest=self.payload.digest,
+            tokens=self.payload.estimated_tokens,
         )
 
     @property
@@ -82,7 +84,7 @@ def prompt(number: int, shape: Shape) -> Prompt:
         "temperature": 0.2,
         "max_tokens": 256,
     }
-    return Prompt(f"desk-{number}", payload_fingerprint(MODEL, payload), json.dumps(content))
+    return Prompt(f"desk-{number}", payload, json.dumps(content))
 
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
