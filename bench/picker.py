@@ -1,7 +1,8 @@
 """How long the picker thinks: ``python bench/picker.py``. Numbers are of one core, in memory.
 
 Bodies carry about 11 kB of tools and a system text of 10 kB; "memo" repeats one prefix, "no memo"
-never sees the same one twice. "largest" is the costliest body that Envoy shows the picker.
+never sees the same one twice. None is declared: each goes where the history says. "largest" is the
+costliest body that Envoy shows the picker.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def body(seed: int, turns: int = 4, tools: int = 32) -> bytes:
     return json.dumps(content).encode()
 
 
-def picker() -> Picker:
-    """Return a picker over a pool of `ENDPOINTS`."""
+def picker(count: int = ENDPOINTS) -> Picker:
+    """Return a picker over a pool of so many endpoints."""
     memo = FingerprintMemo(4096)
     made = Picker(
         Matcher(memo),
@@ -61,10 +62,10 @@ def picker() -> Picker:
     )
     endpoints = tuple(
         RouteEndpoint(
-            pod_uid=str(i), pod=str(i), namespace="ml", address=f"10.0.0.{i}", port=8000,
-            models=("m",), ready=True, warm=("d",) if i < 2 else (),
+            pod_uid=str(i), pod=str(i), namespace="ml", models=("m",), ready=True,
+            address=f"10.0.{i // 250}.{i % 250}", port=8000, warm=("d",) if i < 2 else (),
         )
-        for i in range(1, ENDPOINTS + 1)
+        for i in range(1, count + 1)
     )  # fmt: skip
     prefix = RoutePrefix(name="p", tenant="ml", model="m", fingerprint="x", token_digests=("d",))
     table = RouteTable(revision=Revision(term=1, number=1), prefixes=(prefix,), endpoints=endpoints)
@@ -91,6 +92,8 @@ def main() -> None:
     answer = ExtAuthz(picker(), LIMIT).answer
     same = body(0)
     measure("memo", [same] * 2000, answer)
+    for count in (5, 500):
+        measure(f"memo, {count} pods", [same] * 2000, ExtAuthz(picker(count), LIMIT).answer)
     measure("no memo", (body(i) for i in range(1, 501)), answer)
     measure("memo, long talk", [body(0, turns=400)] * 500, answer)
     measure("other model", [same.replace(b'"m"', b'"n"', 1)] * 2000, answer)
