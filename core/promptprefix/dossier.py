@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from promptprefix.circles import Circle
-from promptprefix.conditions import Crew, Holding, Outlook, size_of
+from promptprefix.conditions import Outlook
 from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Prefix, Size, Snapshot
 from promptprefix.heads import NOTHING, Families, Footprint, Head
+from promptprefix.holdings import Crew, Holding, size_of
 from promptprefix.notes import Notes
 from promptprefix.resource import OnIdle, PromptPrefixStatus
 from promptprefix.roster import Company, Station, tie_of

@@ -154,7 +154,9 @@ class Draft:
         self.sizes = sizes
         self.circle = None
         self.awaited = False
-        order = order_of(prefix, priority)
+        created = prefix.created.timestamp() if prefix.created else 0.0
+        # They are served by priority, then by age.
+        order = (-priority, created, prefix.uid)
         if order != self.order:
             self.priority, self.order = priority, order
             self.touched = self._reranked = True
@@ -393,8 +395,3 @@ class Draft:
         if station not in self.claims:
             return ()
         return self.varied.get(station, ()) if self.prefix.earlier else self.common
-
-
-def order_of(prefix: Prefix, priority: int) -> tuple[int, float, str]:
-    """Return the order in which resources are served: by priority, then by age."""
-    return -priority, prefix.created.timestamp() if prefix.created else 0.0, prefix.uid

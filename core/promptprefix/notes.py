@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from promptprefix.conditions import Holding
 from promptprefix.eligibility import Account, held_there
 from promptprefix.fleet import Version
+from promptprefix.holdings import Holding
 from promptprefix.roster import Company, Station
 from promptprefix.routes import warm_digest
 from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from e2e.gitops.objects import NOW, OLD, held, planned, prefix, snapshot, spec, stored
 from e2e.tools.gitops import GitOpsStatus
-from promptprefix.conditions import Holding, Outlook, Shortfall, status_of
+from promptprefix.conditions import Outlook, Shortfall, status_of
 from promptprefix.fleet import Prefix, Refusal
+from promptprefix.holdings import Holding
 from promptprefix.placement import plan
 from promptprefix.reasons import ConditionType, Reason
 from promptprefix.resource import Condition, OnIdle, Pinning

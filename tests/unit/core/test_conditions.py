@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from promptprefix.conditions import Holding, Outlook, Shortfall, judge, status_of
+from promptprefix.conditions import Outlook, Shortfall, judge, status_of
 from promptprefix.demand import Evidence, demand
 from promptprefix.fleet import Prefix, Refusal, Version
+from promptprefix.holdings import Holding
 from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, Pinning, Problem, PromptPrefixSpec
 from promptprefix.windows import Calendar

@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from promptprefix.conditions import Holding, Outlook, judge, status_of
+from promptprefix.conditions import Outlook, judge, status_of
 from promptprefix.demand import Demand
 from promptprefix.fleet import Prefix, Refusal, Version
+from promptprefix.holdings import Holding
 from promptprefix.reasons import Reason
 from promptprefix.resource import OnIdle, Pinning, Problem, PromptPrefixSpec
 from promptprefix.wire import EngineState, Phase, PlacementState

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from promptprefix.conditions import Holding, Outlook, status_of
+from promptprefix.conditions import Outlook, status_of
 from promptprefix.fleet import Prefix
+from promptprefix.holdings import Holding
 from promptprefix.reasons import Reason
 from promptprefix.resource import PromptPrefixStatus, VersionStatus
 from promptprefix.wire import EngineState, Phase, PlacementState
