@@ -35,6 +35,8 @@ OTHER: dict[str, Any] = {
     "webhook.certificate.issuerRef": {"name": "vault"},
     "router.tenant": "chat",
     "router.additionalTenants": [],
+    "router.undeclaredMode": "least-load",
+    "router.loadFactor": 1.5,
     "router.mode": "standalone",
     "router.gateway.tls": "off",
     "router.gateway.inferencePool.failureMode": "FailClose",
