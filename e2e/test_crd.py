@@ -185,6 +185,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("endless idle time", {"idleTTL": "8785h"}, ("spec.idleTTL", "and at most 8784h")),
     ("idle time without a unit", {"idleTTL": "600"}, ("spec.idleTTL", "should match")),
     ("negative idle time", {"idleTTL": "-10m"}, ("spec.idleTTL", "should match")),
+    ("tenant in capitals", {"tenant": "Acme"}, ("spec.tenant", "should match")),
+    ("two tenants", {"tenant": "a,b"}, ("spec.tenant", "should match")),
+    ("no tenant", {"tenant": ""}, ("spec.tenant", "should match")),
     ("salt without a Secret", {"cacheSaltRef": {}}, ("spec.cacheSaltRef.name", "Required value")),
     ("six fields", window(schedule="0 30 7 * * MON-FRI"), FIVE_FIELDS),
     ("four fields", window(schedule="30 7 * MON-FRI"), FIVE_FIELDS),
@@ -237,7 +240,7 @@ ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("not in", {"pods": expression(key="example.com/app", operator="NotIn", values=["a", ""])}),
     ("percentage", {"replicas": "50%"}),
     ("idle time", {"idleTTL": "1h30m", "onIdle": "Evict", "priority": -1_000}),
-    ("salt", {"cacheSaltRef": {"name": "tenant-a", "key": "salt"}}),
+    ("salt", {"tenant": "a-1", "cacheSaltRef": {"name": "tenant-a", "key": "salt"}}),
     (
         "windows",
         {

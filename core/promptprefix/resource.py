@@ -316,10 +316,18 @@ class PromptPrefixSpec(Strict):
     )
     pods: Pods = Field(description="The pods that may hold the prefix.")
     content: Content = Field(description="The declared text.")
+    tenant: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        description="Only requests of this tenant match the prefix, as the gateway in front of the "
+        "router names it in the router's tenant header. Absent: all requests in the namespace.",
+    )
     cacheSaltRef: CacheSaltRef | None = Field(  # noqa: N815
         default=None,
-        description="Isolates this prefix's KV blocks: only requests with the same cache salt "
-        "reuse them.",
+        description="Isolates this prefix's KV blocks: the router gives the cache salt to the "
+        "requests that match it, and blocks are shared only where it is equal.",
     )
     replicas: Annotated[int | str, BeforeValidator(_number_share_or_all)] = Field(
         default="All",

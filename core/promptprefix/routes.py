@@ -64,6 +64,7 @@ def route_prefix_of(
         tokens=max((tokens for _, tokens, _ in sizes), default=version.estimated_tokens),
         token_digests=tuple(sorted(set(digests))),
         normalize=declared is not None and declared.normalizeRequests,
+        owner=(prefix.spec.tenant or "") if prefix.spec is not None else "",
     )
 
 

@@ -202,6 +202,7 @@ REFUSED: list[tuple[str, object]] = [
     ("router/tenant", "ML_1"),
     ("router/additionalTenants/0", ["a" * 44]),
     ("router/replicas", 0),
+    ("router/tenantHeader", "X-Team"),
     ("router/maxRequestBytes", 100),
     ("router/maxConnections", 0),
     ("router/decisionTimeoutMs", 0),

@@ -29,14 +29,15 @@ async def test_salted_prefixes_are_apart(stand: Life) -> None:
                 }
             ),
         )
-    stand.apply("salted-a", TEXT, cacheSaltRef={"name": "tenant-a", "key": "salt"})
+    salt_a, salt_b = ({"name": name, "key": "salt"} for name in SALTS)
+    stand.apply("salted-a", TEXT, tenant="tenant-a", cacheSaltRef=salt_a)
     await stand.until("salted-a", "Warm", ("True", "Warm"))
     tokens, blocks = (stand.status("salted-a")[key] for key in ("tokens", "blocks"))
     assert await pod.cached_tokens(TEXT, "Hi", cache_salt=SALTS["tenant-a"]) == tokens
     assert await pod.cached_tokens(TEXT, "Hi", cache_salt=SALTS["tenant-b"]) == 0
     assert await pod.metric("pinned_blocks") == blocks
 
-    stand.apply("salted-b", TEXT, cacheSaltRef={"name": "tenant-b", "key": "salt"})
+    stand.apply("salted-b", TEXT, tenant="tenant-b", cacheSaltRef=salt_b)
     await stand.until("salted-b", "Warm", ("True", "Warm"))
     assert await pod.metric("pinned_blocks") == 2 * blocks, "not one block is shared"
     await pod.press()

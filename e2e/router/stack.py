@@ -27,6 +27,7 @@ from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint, RoutePrefix
 
 TENANT = "ml"
+TENANT_HEADER = "x-team"
 MODEL = "fake/model"
 NOBODY = 65534
 START_S = 20.0
@@ -69,9 +70,9 @@ class RouterStack:
 
     def __post_init__(self) -> None:
         """Choose ports."""
-        ports = free_ports(6)
+        ports = free_ports(7)
         self.port, self.admin_port, self.stats_port, *ports = ports
-        self.decision_port, self.rewrite_port, self.metrics_port = ports
+        self.decision_port, self.rewrite_port, self.metrics_port, self.spare_port = ports
 
     @property
     def fake_control(self) -> FakeControl:
@@ -89,6 +90,7 @@ class RouterStack:
         """Settings of the router."""
         settings = {
             "TENANT": TENANT,
+            "TENANT_HEADER": TENANT_HEADER,
             "CONTROL_URL": self.control.url,
             "CA_FILE": self.control.ca_file,
             "TOKEN_FILE": self.control.token_file,
@@ -150,9 +152,9 @@ class RouterStack:
         work = await self._python("drain", "--seconds", str(seconds))
         assert await work.wait() == 0
 
-    async def start_picker(self) -> None:
-        """Start the picker and wait until it serves."""
-        self.picker = await self._python("serve")
+    async def start_picker(self, **settings: object) -> None:
+        """Start the picker, with other ``settings`` than Envoy's, and wait until it serves."""
+        self.picker = await self._python("serve", **settings)
         health = f"http://127.0.0.1:{self.metrics_port}/healthz"
         await until(lambda: self._answers(health), "the picker answers /healthz")
 
@@ -225,9 +227,11 @@ class RouterStack:
         url = f"http://127.0.0.1:{self.stats_port}/stats/prometheus"
         return total((await self.client.get(url)).text, name, **labels)
 
-    async def _python(self, *arguments: str) -> Process:
+    async def _python(self, *arguments: str, **settings: object) -> Process:
+        others = {f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()}
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "promptprefix_router", *arguments, env=self.environment
+            *(sys.executable, "-m", "promptprefix_router", *arguments),
+            env={**self.environment, **others},
         )
 
     async def _answers(self, url: str) -> bool:

@@ -145,7 +145,9 @@ async def test_a_salted_prefix_is_left_to_the_picker(stack: RouterStack) -> None
     salted = prefix().model_copy(update={"salt": "s3cret"})
     await stack.publish((salted,), pool(stack.engines, warm="b"))
     response = await named(stack)
-    assert response.headers[DECISION] == "least-loaded;match=undeclared"
+    assert response.headers[DECISION] == "warm;match=header"
+    (request,) = stack.engines[1].seen
+    assert json.loads(request.body)["cache_salt"] == "s3cret", "the picker writes it"
     body = {**undeclared(), "cache_salt": "s3cret"}
     assert (await ask(stack, body, x_promptprefix=NAME)).headers[DECISION] == WARM
     for file in stack.folder.iterdir():

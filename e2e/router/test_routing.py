@@ -19,7 +19,7 @@ from e2e.router.samples import (
     prefix,
     undeclared,
 )
-from e2e.router.stack import MODEL, RouterStack
+from e2e.router.stack import MODEL, TENANT_HEADER, RouterStack
 from e2e.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -106,10 +106,17 @@ async def test_a_declared_prefix_without_a_warm_pod_is_cold(stack: RouterStack) 
 
 
 async def test_each_tenants_requests_go_where_its_blocks_are(stack: RouterStack) -> None:
-    """Equal texts, warm on a without a salt, on b with one, on c with another."""
+    """Equal texts, warm on a for nobody, on b for one tenant, on c for another."""
     prefixes = tuple(
-        prefix().model_copy(update={"id": key, "salt": salt, "token_digests": (key * 64,)})
-        for key, salt in (("a", ""), ("b", "salt-of-tenant-b"), ("c", "salt-of-tenant-c"))
+        prefix().model_copy(
+            update={"id": key, "name": f"desk-{key}", "owner": owner, "salt": salt}
+            | {"token_digests": (key * 64,)}
+        )
+        for key, owner, salt in (
+            ("a", "", ""),
+            ("b", "team-b", "salt-of-tenant-b"),
+            ("c", "team-c", "salt-of-tenant-c"),
+        )
     )
     endpoints = (
         each.model_copy(update={"warm": (key * 64,)})
@@ -117,13 +124,13 @@ async def test_each_tenants_requests_go_where_its_blocks_are(stack: RouterStack)
     )
     await stack.publish(prefixes, tuple(endpoints))
     for each in prefixes:
-        salt = {"cache_salt": each.salt} if each.salt else {}
+        tenant = {TENANT_HEADER: each.owner} if each.owner else {}
         for body, named in ((declared(), {}), (undeclared(), {"x_promptprefix": each.name})):
-            response = await ask(stack, {**body, **salt}, **named)
+            response = await ask(stack, body, **named, **tenant)
             assert response.headers[DECISION].startswith("warm;")
             assert response.json()["engine"] == each.id
-    response = await ask(stack, {**declared(), "cache_salt": "guessed-salt-of-b"})
-    assert response.headers[DECISION] == "least-loaded;match=undeclared"
+    response = await ask(stack, declared(), **{TENANT_HEADER: "team-d"})
+    assert response.json()["engine"] == "a"
 
 
 async def test_an_unknown_model_is_answered_by_an_engine(stack: RouterStack) -> None:

@@ -192,7 +192,7 @@ class Chooser:
         declared = max(match.tokens or estimate, self._knobs.least_declared)
         warm = self._pool.warm(match.digests) & candidates
         known = self._history is None or (warm and estimate - declared < SHORT_TAIL_TOKENS)
-        chain = NO_CHAIN if known else read_chain(question)
+        chain = NO_CHAIN if known else read_chain(question, match.salt)
         mean = (self._ledger.total(candidates) + 1) / candidates.bit_count()
         return _Request(
             match=match,

@@ -12,7 +12,7 @@ from promptprefix_router.rewriting import Rewriting
 from promptprefix_router.routes import Endpoint
 
 COMMAND = "command"
-"""What stands for the kind of match of a request that is refused unread."""
+"""What stands for the kind of match of a request that is refused before it is matched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,37 @@ class Decision:
         return ",".join(each.address for each in (self.endpoint, *self.fallbacks))
 
 
+def _refusal(status: int, code: str, message: str, param: str | None = None) -> Refusal:
+    error = {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": param,
+        "code": code,
+    }
+    return Refusal(status, json.dumps({"error": error}).encode())
+
+
 COMMAND_REFUSED = Decision(
     Outcome.REFUSED,
-    refusal=Refusal(
+    refusal=_refusal(
         403,
-        json.dumps(
-            {
-                "error": {
-                    "message": f"Engine commands are not accepted from clients: remove {XARG!r} "
-                    "from vllm_xargs (and from kv_transfer_params, ec_transfer_params, "
-                    "extra_args).",
-                    "type": "invalid_request_error",
-                    "param": f"vllm_xargs.{XARG}",
-                    "code": "engine_command_refused",
-                }
-            }
-        ).encode(),
+        "engine_command_refused",
+        f"Engine commands are not accepted from clients: remove {XARG!r} from vllm_xargs (and from "
+        "kv_transfer_params, ec_transfer_params, extra_args).",
+        f"vllm_xargs.{XARG}",
     ),
+)
+
+SEVERAL_TENANTS = Decision(
+    Outcome.REFUSED,
+    refusal=_refusal(400, "several_tenants", "The request names more than one tenant."),
+)
+
+TOO_LONG_FOR_SALT = _refusal(
+    413,
+    "body_too_long",
+    "The body is too long for the router to read, and must get the cache salt of its tenant.",
+)
+UNREADABLE_FOR_SALT = _refusal(
+    400, "body_unreadable", "The body is no JSON object, and must get the cache salt of its tenant."
 )

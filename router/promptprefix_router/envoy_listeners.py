@@ -88,6 +88,7 @@ def _health() -> EnvoyConfig:
 
 
 def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
+    shown = [name for name in (PREFIX_HEADER, settings.tenant_header) if name]
     return {
         "name": EXT_AUTHZ,
         "typed_config": {
@@ -96,7 +97,7 @@ def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
             "failure_mode_allow": True,
             # A mark for a rewritten body leads to a route of its own.
             "clear_route_cache": True,
-            "allowed_headers": {"patterns": [{"exact": PREFIX_HEADER}]},
+            "allowed_headers": {"patterns": [{"exact": name} for name in shown]},
             # The picker needs no credentials, so it never sees them.
             "disallowed_headers": {"patterns": [{"exact": "authorization"}]},
             "with_request_body": {

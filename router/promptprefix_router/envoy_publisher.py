@@ -13,7 +13,7 @@ from promptprefix_router.endpoints_file import EndpointsFile
 from promptprefix_router.header_plan import HeaderPlan, plan_headers
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.routes import Endpoint, Routes
-from promptprefix_router.routes_file import RoutesFile, render_routes
+from promptprefix_router.routes_file import RoutesFile
 
 PAUSE_S = 0.5
 PAUSE_PER_ROUTE_S = 0.001
@@ -70,7 +70,7 @@ class EnvoyPublisher:
         """Publish a route table; return whether the endpoints changed. Raises `OSError`."""
         self._routes = routes
         if self._plan is None or self._plan.unserved(routes.endpoints) - self._unserved:
-            changed = self._put(_draft(routes))
+            changed = self._put(self._draft(routes))
             self._fall_behind(True)
             return changed
         self._fall_behind(True)
@@ -82,7 +82,7 @@ class EnvoyPublisher:
             await self._behind.wait()
             await before()
             in_force = self._plan
-            draft = await self._aside(_draft, self._routes)
+            draft = await self._aside(self._draft, self._routes)
             if self._plan is not in_force:
                 continue
             try:
@@ -127,6 +127,10 @@ class EnvoyPublisher:
         else:
             self._behind.clear()
 
+    def _draft(self, routes: Routes) -> _Draft:
+        plan = plan_headers(routes)
+        return _Draft(routes, plan, self._routes_file.render(plan.routes))
+
 
 def _merged(some: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({*some, *others}))
@@ -137,8 +141,3 @@ class _Draft:
     routes: Routes
     plan: HeaderPlan
     content: bytes
-
-
-def _draft(routes: Routes) -> _Draft:
-    plan = plan_headers(routes)
-    return _Draft(routes, plan, render_routes(plan.routes))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from promptprefix_router.envoy_clusters import REWRITE_CLUSTER
 from promptprefix_router.envoy_config import EnvoyConfig
 from promptprefix_router.header_names import REWRITE_HEADER
-from promptprefix_router.rewriting import TEXT_MANNER
+from promptprefix_router.rewriting import SALT_MANNER, TEXT_MANNER
 from promptprefix_router.settings import RouterSettings
 
 PATIENCE = 5
@@ -38,6 +38,7 @@ def rewrite_filter(settings: RouterSettings) -> EnvoyConfig:
             "message_timeout": f"{PATIENCE * settings.decision_timeout_ms / 1000:g}s",
             # A request whose text only is to be spelled otherwise passes as it is.
             "failure_mode_allow": True,
+            "status_on_error": {"code": "ServiceUnavailable"},
         },
     }
 
@@ -45,17 +46,20 @@ def rewrite_filter(settings: RouterSettings) -> EnvoyConfig:
 def rewrite_routes(route: EnvoyConfig) -> list[EnvoyConfig]:
     """Return the routes of marked requests, to stand before all others; ``route`` is where to."""
     mode = {**_NOTHING, "request_header_mode": "SEND", "request_body_mode": "BUFFERED"}
-    overrides = {"processing_mode": mode}
-    return [
-        {
-            "match": {
-                "prefix": "/",
-                "headers": [{"name": REWRITE_HEADER, "string_match": {"exact": TEXT_MANNER}}],
-            },
-            "route": route,
-            "request_headers_to_remove": [REWRITE_HEADER],
-            "typed_per_filter_config": {
-                _FILTER: {"@type": f"{_TYPE}.ExtProcPerRoute", "overrides": overrides}
-            },
-        }
-    ]
+    optional = {"processing_mode": mode}
+    required = {**optional, "failure_mode_allow": False}
+    return [_marked(TEXT_MANNER, route, optional), _marked(SALT_MANNER, route, required)]
+
+
+def _marked(manner: str, route: EnvoyConfig, overrides: EnvoyConfig) -> EnvoyConfig:
+    return {
+        "match": {
+            "prefix": "/",
+            "headers": [{"name": REWRITE_HEADER, "string_match": {"exact": manner}}],
+        },
+        "route": route,
+        "request_headers_to_remove": [REWRITE_HEADER],
+        "typed_per_filter_config": {
+            _FILTER: {"@type": f"{_TYPE}.ExtProcPerRoute", "overrides": overrides}
+        },
+    }

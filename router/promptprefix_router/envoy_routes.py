@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from promptprefix_router.endpoints_file import ENGINES_CLUSTER, GROUP_KEY
 from promptprefix_router.envoy_config import EnvoyConfig
 from promptprefix_router.envoy_rewriting import rewrite_routes
-from promptprefix_router.header_names import DECISION_HEADER, PREFIX_HEADER
+from promptprefix_router.envoy_tenants import tenant_routes
+from promptprefix_router.header_names import DECISION_HEADER, PREFIX_HEADER, REWRITE_HEADER
 from promptprefix_router.header_plan import HeaderRoute
 from promptprefix_router.matching import MatchKind
 
@@ -39,10 +40,14 @@ _HEADER_INPUT = "type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatc
 _RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 
 
-def route_configuration(named: Sequence[HeaderRoute] = ()) -> EnvoyConfig:
-    """Return the routes of clients; ``named`` are those by header, resolved by Envoy alone."""
+def route_configuration(named: Sequence[HeaderRoute] = (), tenant_header: str = "") -> EnvoyConfig:
+    """Return the routes of clients; ``named`` are those by header, resolved by Envoy alone.
+
+    ``tenant_header`` names the header that says the tenant; empty without one.
+    """
     host = {"name": CLIENT_ROUTES, "domains": ["*"], "retry_policy": _retry_policy()}
-    found = {"matcher": _by_header(named)} if named else {"routes": _ordinary()}
+    rest = _ordinary(tenant_header)
+    found = {"matcher": _by_header(named, tenant_header, rest)} if named else {"routes": rest}
     return {
         "@type": f"{_ROUTE}.RouteConfiguration",
         "name": CLIENT_ROUTES,
@@ -50,8 +55,13 @@ def route_configuration(named: Sequence[HeaderRoute] = ()) -> EnvoyConfig:
     }
 
 
-def _by_header(named: Sequence[HeaderRoute]) -> EnvoyConfig:
-    """Return how names are resolved: by one look-up; a request without a known one goes on."""
+def _by_header(
+    named: Sequence[HeaderRoute], tenant_header: str, rest: Sequence[EnvoyConfig]
+) -> EnvoyConfig:
+    """Return how names are resolved: by one look-up; a request without a known one goes on.
+
+    So does one that has a tenant: a salt may be due, which goes into the body.
+    """
     tree = {
         "input": _header_input(PREFIX_HEADER),
         "exact_match_map": {"map": {route.name: _action(_named(route)) for route in named}},
@@ -62,16 +72,25 @@ def _by_header(named: Sequence[HeaderRoute]) -> EnvoyConfig:
         for path in PICKED_PATHS
         for match in ({"exact": path}, {"prefix": f"{path}?"})
     ]
+    predicate: EnvoyConfig = {"or_matcher": {"predicate": on_path}}
+    if tenant_header:
+        predicate = {"and_matcher": {"predicate": [_without_header(tenant_header), predicate]}}
     only_picked = {
-        "predicate": {"or_matcher": {"predicate": on_path}},
+        "predicate": predicate,
         "on_match": {"matcher": {"matcher_tree": tree}},
     }
-    rest = {"@type": f"{_ROUTE}.RouteList", "routes": _ordinary()}
-    return {"matcher_list": {"matchers": [only_picked]}, "on_no_match": _action(rest)}
+    others = {"@type": f"{_ROUTE}.RouteList", "routes": rest}
+    return {"matcher_list": {"matchers": [only_picked]}, "on_no_match": _action(others)}
 
 
 def _header_input(name: str) -> EnvoyConfig:
     return {"name": name, "typed_config": {"@type": _HEADER_INPUT, "header_name": name}}
+
+
+def _without_header(name: str) -> EnvoyConfig:
+    anything = {"safe_regex": {"google_re2": {}, "regex": ".*"}}
+    present = {"input": _header_input(name), "value_match": anything}
+    return {"not_matcher": {"single_predicate": present}}
 
 
 def _action(typed_config: EnvoyConfig) -> EnvoyConfig:
@@ -96,8 +115,15 @@ def _named(route: HeaderRoute) -> EnvoyConfig:
     }
 
 
-def _ordinary() -> list[EnvoyConfig]:
-    picked = [{"match": {"path": path}, "route": _to_engines()} for path in PICKED_PATHS]
+def _ordinary(tenant_header: str) -> list[EnvoyConfig]:
+    picked = [
+        {
+            "match": {"path": path},
+            "route": _to_engines(),
+            "request_headers_to_remove": [REWRITE_HEADER],
+        }
+        for path in PICKED_PATHS
+    ]
     plain = [
         {"match": {"path": path}, "route": _to_engines(), **_without_picker()}
         for path in PLAIN_PATHS
@@ -107,7 +133,14 @@ def _ordinary() -> list[EnvoyConfig]:
         "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
         **_without_picker(),
     }
-    return [*rewrite_routes(_to_engines()), *picked, *plain, health, _not_found()]
+    return [
+        *plain,
+        health,
+        *tenant_routes(tenant_header),
+        *rewrite_routes(_to_engines()),
+        *picked,
+        _not_found(),
+    ]
 
 
 def _to_engines() -> EnvoyConfig:

@@ -41,8 +41,11 @@ _OVERWRITE = 2
 """``OVERWRITE_IF_EXISTS_OR_ADD`` of Envoy's ``HeaderAppendAction``."""
 
 
-def decode(raw: bytes) -> Event | None:
-    """Read a ``ProcessingRequest``; None for one that asks nothing. Raises `ProtocolError`."""
+def decode(raw: bytes, tenant_header: str = "") -> Event | None:
+    """Read a ``ProcessingRequest``; None for one that asks nothing. Raises `ProtocolError`.
+
+    ``tenant_header`` names the header that says the tenant; empty without one.
+    """
     try:
         message = ProcessingRequest.FromString(raw)
     except DecodeError as error:
@@ -55,7 +58,7 @@ def decode(raw: bytes) -> Event | None:
         body = message.response_body
         return ResponseBody(body.body, body.end_of_stream)
     if message.HasField("request_headers"):
-        return _request_head(message)
+        return _request_head(message, tenant_header)
     if message.HasField("response_headers"):
         return ResponseHead(_text(_metadata(message, DESTINATION_NAMESPACE, SERVED_KEY)))
     if message.HasField("request_trailers"):
@@ -86,8 +89,9 @@ def _written(answer: Answer) -> bytes:
 _known = lru_cache(maxsize=1024)(_written)
 
 
-def _request_head(message: Message) -> RequestHead:
+def _request_head(message: Message, tenant_header: str) -> RequestHead:
     path, name, has_length, forged = "", None, False, []
+    tenants = []
     for header in message.request_headers.headers.headers:
         key = header.key
         if key == ":path":
@@ -95,6 +99,8 @@ def _request_head(message: Message) -> RequestHead:
         elif key == PREFIX_HEADER:
             # The first of equal names counts, as in the other door.
             name = name or _value(header)
+        elif key == tenant_header:
+            tenants.append(_value(header))
         elif key == LENGTH_HEADER:
             has_length = True
         elif key.startswith(DESTINATION_HEADER) and key != DESTINATION_HEADER:
@@ -102,6 +108,7 @@ def _request_head(message: Message) -> RequestHead:
     return RequestHead(
         path=path,
         prefix_name=name or None,
+        tenant=",".join(tenants),
         end_of_stream=message.request_headers.end_of_stream,
         modes=_modes(message),
         subset=_subset(message),

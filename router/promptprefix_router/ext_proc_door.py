@@ -34,12 +34,14 @@ class ExtProcDoor:
         budget: HoldBudget,
         limit: int,
         patience_s: float,
+        tenant_header: str = "",
     ) -> None:
         self._picker = picker
         self._requests = requests
         self._budget = budget
         self._limit = limit
         self._patience_s = patience_s
+        self._tenant_header = tenant_header
         self._talks: set[_Talk] = set()
         self._draining = False
 
@@ -66,7 +68,7 @@ class ExtProcDoor:
 
     async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
         exchange = Exchange(self._picker, self._limit, self._budget)
-        talk = _Talk(exchange, context, self._requests, self._patience_s)
+        talk = _Talk(exchange, context, self._requests, self._patience_s, self._tenant_header)
         self._talks.add(talk)
         end = "cancelled"
         try:
@@ -86,12 +88,18 @@ class _Talk:
     """One stream of messages. Ends by itself; `close` releases what it holds."""
 
     def __init__(
-        self, exchange: Exchange, context: _Context, requests: OpenRequests, patience_s: float
+        self,
+        exchange: Exchange,
+        context: _Context,
+        requests: OpenRequests,
+        patience_s: float,
+        tenant_header: str,
     ) -> None:
         self._exchange = exchange
         self._context = context
         self._requests = requests
         self._patience_s = patience_s
+        self._tenant_header = tenant_header
         self._task = asyncio.current_task()
         self._reading = False
         self._ended = False
@@ -107,7 +115,7 @@ class _Talk:
                 return "drained"
             if raw is grpc.aio.EOF:
                 return "finished"
-            event = decode(raw)
+            event = decode(raw, self._tenant_header)
             if event is None:
                 continue
             answers = self._exchange.feed(event)

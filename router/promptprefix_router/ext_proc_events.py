@@ -39,6 +39,7 @@ class RequestHead:
 
     path: str = ""
     prefix_name: str | None = None
+    tenant: str = ""
     end_of_stream: bool = False
     modes: BodyModes | None = None
     subset: frozenset[str] | None = None

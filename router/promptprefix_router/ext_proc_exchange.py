@@ -51,7 +51,7 @@ class ProtocolError(ValueError):
 class Brain(Protocol):
     """Who decides."""
 
-    def resolves(self, name: str) -> bool:
+    def resolves(self, name: str, tenant: str) -> bool:
         """Return whether the prefix ``name`` decides without the body."""
 
     def decide(self, question: Question) -> Decision:
@@ -139,7 +139,7 @@ class Exchange:
         self._head = head
         self._modes = modes = head.modes or FULL_DUPLEX
         self._request_ended = head.end_of_stream
-        named = head.prefix_name is not None and self._brain.resolves(head.prefix_name)
+        named = head.prefix_name is not None and self._brain.resolves(head.prefix_name, head.tenant)
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
             return (self._steer(b"", partial=True, answer=self._answer_head),)
         if modes.request in _BUFFERED:
@@ -217,7 +217,9 @@ class Exchange:
     def _steer(self, body: bytes, partial: bool, answer: Callable[[Steering], Answer]) -> Answer:
         """Decide, and put the decision in ``answer`` unless it is a refusal."""
         head = self._head
-        question = Question(head.path, body, partial, head.prefix_name, head.subset)
+        question = Question(
+            head.path, body, partial, head.prefix_name, tenant=head.tenant, subset=head.subset
+        )
         self.decision = decision = self._brain.decide(question)
         if decision.refusal is not None:
             self._phase = _Phase.REFUSED

@@ -41,12 +41,14 @@ class GatewayPicker:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
 
-    def resolves(self, name: str) -> bool:
+    def resolves(self, name: str, tenant: str = "") -> bool:
         """Return whether the prefix ``name`` decides without the body.
 
-        A salted prefix does not: the salt is in the body.
+        Where a salt is to be set it does not: it goes into the body.
         """
-        return any(not prefix.salt for prefix in self._picker.routes.named(name, None))
+        routes = self._picker.routes
+        prefixes = routes.named(name, None, tenant)
+        return bool(prefixes) and not prefixes[0].salt and routes.reusable(prefixes, tenant)
 
     def decide(self, question: Question) -> Decision:
         """Return the decision; one without a refusal has an endpoint."""
@@ -57,6 +59,7 @@ class GatewayPicker:
             question.body,
             question.partial,
             question.prefix_name,
+            question.tenant,
             allowed,
         )
         decision = self._picker.decide(asked)

@@ -61,6 +61,7 @@ class GatewayServer:
             budget,
             settings.max_request_bytes,
             patience_s,
+            settings.tenant_header,
         )
         self._metrics = GatewayMetrics(
             metrics.registry, lambda: self._door.open, lambda: budget.held

@@ -36,13 +36,13 @@ class DeclaredHead:
     fingerprint: str
 
     @classmethod
-    def of(cls, frame: bytes, salt: str, begun: bytes, fingerprint: str) -> DeclaredHead | None:
+    def of(cls, frame: bytes, owner: str, begun: bytes, fingerprint: str) -> DeclaredHead | None:
         """Return the head of a text with that `opening`; None for the empty text."""
-        return None if begun == _EMPTY else cls(frame, _place(frame, salt, begun), fingerprint)
+        return None if begun == _EMPTY else cls(frame, _place(frame, owner, begun), fingerprint)
 
 
 class HeadIndex:
-    """Declared texts by frame, salt and head; never changed, only replaced."""
+    """Declared texts by frame, owner and head; never changed, only replaced."""
 
     def __init__(self, heads: Iterable[DeclaredHead] = ()) -> None:
         self._heads = {head.place: head for head in heads}
@@ -63,12 +63,12 @@ class HeadIndex:
         """Return whether a text is declared in that frame."""
         return frame in self._frames
 
-    def longest(self, frame: bytes, salt: str, system: bytes) -> str | None:
+    def longest(self, frame: bytes, owner: str, system: bytes) -> str | None:
         """Return the fingerprint of the longest text with which ``system`` begins, if any.
 
         ``system`` is what `system_bytes` makes of a text.
         """
-        text = _place(frame, salt, opening(system))
+        text = _place(frame, owner, opening(system))
         at = bisect_right(self._places, text) - 1
         while not _begins(text, self._places[at]):
             # A text that is no head begins no head either: down the nest it is no, ..., no, yes.
@@ -77,8 +77,8 @@ class HeadIndex:
         return None if at == _ROOT else self._heads[self._places[at]].fingerprint
 
 
-def _place(frame: bytes, salt: str, begun: bytes) -> Place:
-    return hashlib.sha256(frame + salt.encode()).digest(), begun
+def _place(frame: bytes, owner: str, begun: bytes) -> Place:
+    return hashlib.sha256(frame + owner.encode()).digest(), begun
 
 
 def _begins(text: Place, head: Place) -> bool:

@@ -41,6 +41,7 @@ from promptprefix_router.near_misses import PATH, NearMisses
 from promptprefix_router.picker import Picker
 from promptprefix_router.pool_memory import PoolMemory
 from promptprefix_router.prompt_history import PromptHistory
+from promptprefix_router.respelling import Speller
 from promptprefix_router.rewrite_door import RewriteDoor
 from promptprefix_router.rewriting import Rewriter
 from promptprefix_router.route_keeper import PublishedPool, RouteKeeper
@@ -123,13 +124,14 @@ async def serve(settings: RouterSettings) -> None:
         metrics,
         time.monotonic,
     )
-    rewriter = Rewriter(texts.payload, settings.memo_entries)
+    speller = Speller(texts.payload, settings.memo_entries)
+    rewriter = Rewriter(speller, settings.max_request_bytes)
     picker = Picker(matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
         door = _gateway_door(settings, picker, ledger, metrics)
     else:
-        pool = publisher = _publisher(settings.envoy_dir, metrics)
+        pool = publisher = _publisher(settings, metrics)
         counts = HeaderCounts(settings.envoy_dir, tally, metrics)
         door = _standalone_door(settings, picker, ledger, metrics, publisher, counts)
     keeper = RouteKeeper(picker, pool, metrics, settings.tenant, time.monotonic, texts.want)
@@ -181,12 +183,12 @@ async def _standalone_door(
 ) -> AsyncIterator[None]:
     """Answer the Envoy beside the picker, tell it names, and read its load and counts."""
     decisions = await open_door(
-        ExtAuthz(picker, settings.max_request_bytes).answer,
+        ExtAuthz(picker, settings.max_request_bytes, settings.tenant_header).answer,
         settings.decision_host,
         settings.decision_port,
         settings.max_request_bytes + BODY_SLACK,
     )
-    rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes)
+    rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes, settings.tenant_header)
     await rewrites.start(settings.decision_host, settings.rewrite_port)
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
     load = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
@@ -218,8 +220,10 @@ async def _gateway_door(
         await server.stop()
 
 
-def _publisher(folder: Path, metrics: RouterMetrics) -> EnvoyPublisher:
-    return EnvoyPublisher(EndpointsFile(folder), RoutesFile(folder), metrics)
+def _publisher(settings: RouterSettings, metrics: RouterMetrics) -> EnvoyPublisher:
+    folder = settings.envoy_dir
+    routes = RoutesFile(folder, settings.tenant_header)
+    return EnvoyPublisher(EndpointsFile(folder), routes, metrics)
 
 
 @asynccontextmanager

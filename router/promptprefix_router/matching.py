@@ -5,7 +5,6 @@ Every API that renders a chat has its own way of saying the same; the fingerprin
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -17,7 +16,6 @@ from promptprefix_router.command_guard import has_escaped_letters
 from promptprefix_router.heads import HeadIndex
 from promptprefix_router.memo import NOT_CANONICAL, FingerprintMemo
 from promptprefix_router.request_head import (
-    NO_SALT,
     DeclaringHead,
     DeclaringReader,
     MalformedError,
@@ -26,12 +24,13 @@ from promptprefix_router.request_head import (
     guess_model,
     read_head,
 )
-from promptprefix_router.routes import Routes
+from promptprefix_router.routes import NOBODY, Routes
 
 OTHER_MODEL = "other-model"
 OTHER_API = "other-api"
 OTHER_TEXT = "other-text"
 OTHER_SALT = "other-salt"
+OTHER_TENANT = "other-tenant"
 """Why a request is undeclared that says well what it declares; what can't has a `Cause`."""
 
 _READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
@@ -60,6 +59,7 @@ class Question:
     body: bytes
     partial: bool = False
     prefix_name: str | None = None
+    tenant: str = ""
     subset: frozenset[str] | None = None
     escaped: bool = field(init=False, repr=False, compare=False)
     """What `has_escaped_letters` says of the body: several ask for it, and it takes a while."""
@@ -76,7 +76,8 @@ class Match:
     A name in a header says nothing of the version: it counts for the one in force. ``prefixes`` are
     those whose declared text the request means, the newest of each first. ``tokens`` are those of
     the declared head, cached where it is warm. ``cause`` is a fixed word that says why a request
-    that could have stood for a prefix stands for none.
+    that could have stood for a prefix stands for none. ``salt`` is the cache salt that the engine
+    is to read, whatever the client wrote; empty for none.
     """
 
     kind: MatchKind
@@ -86,6 +87,7 @@ class Match:
     prefixes: tuple[RoutePrefix, ...] = field(default=(), repr=False, compare=False)
     tokens: int = 0
     cause: str = ""
+    salt: str = field(default="", repr=False)
 
 
 class Matcher:
@@ -101,6 +103,10 @@ class Matcher:
 
     def match(self, question: Question, routes: Routes) -> Match:
         """Return what ``question`` stands for."""
+        found = self._found(question, routes)
+        return found if found.ids else replace(found, salt=routes.salt_of(question.tenant))
+
+    def _found(self, question: Question, routes: Routes) -> Match:
         if question.partial:
             return self._match_partial(question, routes)
         reader = _READERS.get(question.path)
@@ -110,7 +116,7 @@ class Matcher:
             head = reader.read(question.body, question.escaped)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
-        named = _by_name(question, routes, head.model, head.salt)
+        named = _by_name(question, routes, head.model)
         if named is not None:
             return named
         match = self._by_text(question, head, routes)
@@ -129,39 +135,49 @@ class Matcher:
         reading, system = self._memo.read(head)
         if reading.cause:
             return _undeclared(head, reading.cause)
-        alike = routes.with_fingerprint(reading.fingerprint)
-        if prefixes := _salted_alike(alike, head.salt):
-            return _matched(MatchKind.FINGERPRINT, prefixes, prefixes)
-        if head.salt is not None and self._heads.knows(reading.frame):
+        alike = routes.with_fingerprint(reading.fingerprint, question.tenant)
+        if alike and routes.reusable(alike, question.tenant):
+            return _matched(MatchKind.FINGERPRINT, alike, alike)
+        if not alike and self._heads.knows(reading.frame):
             text = system_bytes(head.system()) if system is None else system
-            begun = self._heads.longest(reading.frame, head.salt, text)
-            declared = routes.with_fingerprint(begun) if begun is not None else ()
-            if prefixes := _salted_alike(declared, head.salt):
-                return _matched(MatchKind.HEAD, prefixes)
-        return _undeclared(head, OTHER_SALT if alike else OTHER_TEXT)
+            alike = self._begun(reading.frame, text, question.tenant, routes)
+            if alike and routes.reusable(alike, question.tenant):
+                return _matched(MatchKind.HEAD, alike)
+        if alike:
+            return _undeclared(head, OTHER_SALT)
+        other = routes.declares(reading.fingerprint)
+        return _undeclared(head, OTHER_TENANT if other else OTHER_TEXT)
+
+    def _begun(
+        self, frame: bytes, text: bytes, tenant: str, routes: Routes
+    ) -> tuple[RoutePrefix, ...]:
+        """Return the prefixes with the longest declared text of the tenant, else of nobody."""
+        for owner in dict.fromkeys((tenant, NOBODY)):
+            begun = self._heads.longest(frame, owner, text)
+            if begun is not None:
+                return routes.with_fingerprint(begun, owner)
+        return ()
 
     def _match_other(self, question: Question, routes: Routes) -> Match:
         try:
             head = read_head(question.body)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
-        named = _by_name(question, routes, head.model, head.salt)
-        return named or _undeclared(head, OTHER_API)
+        return _by_name(question, routes, head.model) or _undeclared(head, OTHER_API)
 
     def _match_partial(self, question: Question, routes: Routes) -> Match:
         guess = guess_model(question.body)
         model = guess if guess is not None and routes.serves(guess) else None
-        named = _by_name(question, routes, model, NO_SALT)
-        return named or Match(MatchKind.PARTIAL, model)
+        named = _by_name(question, routes, model)
+        # Of a body that was cut none can get a salt.
+        return named if named and not named.salt else Match(MatchKind.PARTIAL, model)
 
 
-def _by_name(
-    question: Question, routes: Routes, model: str | None, salt: str | None
-) -> Match | None:
+def _by_name(question: Question, routes: Routes, model: str | None) -> Match | None:
     if question.prefix_name is None:
         return None
-    prefixes = _salted_alike(routes.named(question.prefix_name, model), salt)
-    if not prefixes:
+    prefixes = routes.named(question.prefix_name, model, question.tenant)
+    if not prefixes or not routes.reusable(prefixes, question.tenant):
         return None
     return replace(_matched(MatchKind.HEADER, prefixes), ids=(prefixes[0].id,))
 
@@ -176,21 +192,9 @@ def _matched(
         tuple([prefix.id for prefix in prefixes]),
         meant,
         max([prefix.tokens for prefix in prefixes]),
+        salt=prefixes[0].salt,
     )
 
 
 def _undeclared(head: RequestHead, cause: str) -> Match:
     return Match(MatchKind.UNDECLARED, head.model, cause=cause)
-
-
-def _salted_alike(prefixes: tuple[RoutePrefix, ...], salt: str | None) -> tuple[RoutePrefix, ...]:
-    """Return the prefixes whose blocks a request with ``salt`` can reuse.
-
-    Of a body that was cut the salt isn't known, so it matches no salted prefix.
-    """
-    if salt is None:
-        return ()
-    if not salt and not any(each.salt for each in prefixes):
-        return prefixes
-    given = salt.encode()
-    return tuple(each for each in prefixes if hmac.compare_digest(each.salt.encode(), given))

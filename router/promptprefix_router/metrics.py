@@ -23,7 +23,7 @@ from promptprefix_router.decision import COMMAND, Decision
 from promptprefix_router.http_door import HttpRequest, HttpResponse
 from promptprefix_router.matching import MatchKind
 from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.rewriting import RewriteResult
+from promptprefix_router.respelling import RewriteResult
 from promptprefix_router.routes import Routes
 
 _NAMESPACE = "promptprefix_router"
@@ -91,6 +91,10 @@ class RouterMetrics:
         for result in RewriteResult:
             self._rewrites.labels(result)
         self._prefixes = self._gauge("prefixes", "Declared prefixes in the route table.")
+        self._salt_conflicts = self._gauge(
+            "salt_conflicts",
+            "Tenants whose prefixes have different cache salts, and texts that do.",
+        )
         self._syncs = self._counter(
             "route_syncs", "Answers and failures of the operator's route table.", "result"
         )
@@ -177,6 +181,7 @@ class RouterMetrics:
         self._endpoints.labels("ready").set(sum(e.ready for e in routes.endpoints))
         self._endpoints.labels("rejected").set(routes.rejected)
         self._prefixes.set(routes.prefixes)
+        self._salt_conflicts.set(routes.salt_conflicts)
 
     def synced(self, result: str) -> None:
         """Count one exchange with the operator; ``result`` is a fixed word."""

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from promptprefix_router.choice import Chooser
+from promptprefix_router.choice import Chooser, Outcome
 from promptprefix_router.command_guard import carries_command
-from promptprefix_router.decision import COMMAND_REFUSED, Decision
+from promptprefix_router.decision import (
+    COMMAND_REFUSED,
+    SEVERAL_TENANTS,
+    TOO_LONG_FOR_SALT,
+    UNREADABLE_FOR_SALT,
+    Decision,
+)
 from promptprefix_router.match_tally import MatchTally
 from promptprefix_router.matching import Match, Matcher, Question
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.rewriting import Rewriter, Rewriting, narrowed
+from promptprefix_router.rewriting import Rewriter, Rewriting, TooLongError
 from promptprefix_router.routes import Routes
+from promptprefix_router.salt_field import UnreadableError
 
 
 class Picker:
-    """Decides in memory and at once; never fails, and refuses nothing but engine commands.
+    """Decides in memory and at once; never fails.
+
+    Refuses nothing but engine commands, requests that name several tenants, and bodies that can't
+    get the cache salt that they must.
 
     ``observe`` is told of each request that goes on as it is, and what it stands for.
     """
@@ -32,7 +42,7 @@ class Picker:
     ) -> None:
         self._matcher = matcher
         self._chooser = chooser
-        self._rewriter = Rewriter.without_texts() if rewriter is None else rewriter
+        self._rewriter = rewriter or Rewriter()
         self._tally = tally
         self._metrics = metrics
         self._clock = clock
@@ -59,23 +69,34 @@ class Picker:
         return decision
 
     def rewriting(self, question: Question) -> Rewriting | None:
-        """Return how a request that was decided upon is changed; None if it isn't."""
+        """Return how a request that was decided upon is changed; None if it isn't.
+
+        Raises `UnreadableError` or `TooLongError` for a body that can't get the salt that it must.
+        """
         match = self._matcher.match(question, self._routes)
         return self._rewriter.plan(question, match).rewriting
 
     def _decision(self, question: Question) -> Decision:
         if carries_command(question.body, question.escaped):
             return COMMAND_REFUSED
+        # Doors join equal headers with commas: whose word counts can't be told.
+        if "," in question.tenant:
+            return SEVERAL_TENANTS
         match = self._matcher.match(question, self._routes)
         self._tally.note(match.ids)
-        plan = self._rewriter.plan(question, match)
+        try:
+            plan = self._rewriter.plan(question, match)
+        except TooLongError:
+            return Decision(Outcome.REFUSED, match.kind, refusal=TOO_LONG_FOR_SALT)
+        except UnreadableError:
+            return Decision(Outcome.REFUSED, match.kind, refusal=UNREADABLE_FOR_SALT)
         if plan.result is not None:
             self._metrics.rewrote(plan.result)
         if match.cause:
             self._metrics.undeclared(match.cause)
         if plan.rewriting is None:
             self._observe(question, match)
-        choice = self._chooser.choose(question, narrowed(match, plan))
+        choice = self._chooser.choose(question, plan.narrowed(match))
         return Decision(
             choice.outcome,
             match.kind,

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from promptprefix.request import SALT_FIELD
 from promptprefix.shapes import SHAPES
 from promptprefix_router.matching import Question
 from promptprefix_router.ring import place_of
@@ -66,11 +65,11 @@ class _Fields:
         self._path = path.encode()
         self._long = long
         self._short = short
-        names = dict.fromkeys(("model", SALT_FIELD, *long, *short))
+        names = dict.fromkeys(("model", *long, *short))
         struct = msgspec.defstruct("Prompt", [(name, msgspec.Raw, _ABSENT) for name in names])
         self._decoder = msgspec.json.Decoder(struct)
 
-    def chain(self, body: bytes) -> PromptChain:
+    def chain(self, body: bytes, salt: str) -> PromptChain:
         """Return the chain of a prompt; `NO_CHAIN` for no object of JSON."""
         try:
             found: Any = self._decoder.decode(body)
@@ -81,7 +80,8 @@ class _Fields:
         if len(text) < CHUNK_BYTES:
             return NO_CHAIN
         # The sizes tell where each part ends.
-        short = [bytes(getattr(found, name)) for name in ("model", SALT_FIELD, *self._short)]
+        short = [bytes(getattr(found, name)) for name in ("model", *self._short)]
+        short.append(salt.encode())
         before = b"%s %s %s" % (
             self._path,
             repr([len(part) for part in short]).encode(),
@@ -112,8 +112,8 @@ def _fields_by_path() -> Mapping[str, _Fields]:
 _FIELDS = _fields_by_path()
 
 
-def read_chain(question: Question) -> PromptChain:
-    """Return the chain of a request's prompt.
+def read_chain(question: Question, salt: str = "") -> PromptChain:
+    """Return the chain of a request's prompt; ``salt`` is what its engine reads.
 
     `NO_CHAIN` for a prompt shorter than a chunk, a body that was cut, and a path that computes no
     prompt.
@@ -121,4 +121,4 @@ def read_chain(question: Question) -> PromptChain:
     fields = _FIELDS.get(question.path)
     if fields is None or question.partial or len(question.body) < CHUNK_BYTES:
         return NO_CHAIN
-    return fields.chain(question.body)
+    return fields.chain(question.body, salt)

@@ -12,12 +12,14 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from promptprefix_router.decision import TOO_LONG_FOR_SALT, UNREADABLE_FOR_SALT, Refusal
 from promptprefix_router.ext_proc_messages import Message, ProcessingRequest, ProcessingResponse
 from promptprefix_router.header_names import PREFIX_HEADER
 from promptprefix_router.matching import Question
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.rewriting import rewritten
+from promptprefix_router.rewriting import TooLongError, rewritten
+from promptprefix_router.salt_field import UnreadableError
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 SLACK_BYTES = 65_536
@@ -35,16 +37,27 @@ class _Head:
 
     path: str = ""
     prefix_name: str | None = None
+    tenant: str = ""
     has_length: bool = False
 
 
 class RewriteDoor:
-    """Listens from `start` until `stop`. Bodies have at most ``max_body_bytes``, new ones too."""
+    """Listens from `start` until `stop`. Bodies have at most ``max_body_bytes``, new ones too.
 
-    def __init__(self, picker: Picker, metrics: RouterMetrics, max_body_bytes: int) -> None:
+    ``tenant_header`` names the header that says the tenant; empty without one.
+    """
+
+    def __init__(
+        self,
+        picker: Picker,
+        metrics: RouterMetrics,
+        max_body_bytes: int,
+        tenant_header: str = "",
+    ) -> None:
         self._picker = picker
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._tenant_header = tenant_header
         self._server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", max_body_bytes + SLACK_BYTES),
@@ -85,14 +98,23 @@ class RewriteDoor:
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a ProcessingRequest")
             if message.HasField("request_headers"):
-                head = _head(message)
+                head = _head(message, self._tenant_header)
                 await context.write(ProcessingResponse(request_headers={}).SerializeToString())
             elif message.HasField("request_body"):
+                if self._picker.routes.revision is None:
+                    # A picker that has just started can't know which salt is due.
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "no route table")
                 answer = self._answer(head, message.request_body.body)
                 await context.write(answer.SerializeToString())
 
     def _answer(self, head: _Head, body: bytes) -> Message:
-        rewriting = self._picker.rewriting(Question(head.path, body, prefix_name=head.prefix_name))
+        question = Question(head.path, body, prefix_name=head.prefix_name, tenant=head.tenant)
+        try:
+            rewriting = self._picker.rewriting(question)
+        except UnreadableError:
+            return _refused(UNREADABLE_FOR_SALT)
+        except TooLongError:
+            return _refused(TOO_LONG_FOR_SALT)
         if rewriting is None:
             return ProcessingResponse(request_body={})
         changed = rewritten(rewriting, body, self._max_body_bytes, self._metrics.rewrote)
@@ -101,17 +123,17 @@ class RewriteDoor:
         return _changed(changed, head.has_length)
 
 
-def _head(message: Message) -> _Head:
-    path, name, has_length = "", None, False
+def _head(message: Message, tenant_header: str) -> _Head:
+    found: dict[str, str] = {}
     for header in message.request_headers.headers.headers:
-        if header.key == ":path":
-            path = _value(header).partition("?")[0]
-        elif header.key == PREFIX_HEADER:
-            # The first of equal names counts, as in the other part of the door.
-            name = name or _value(header)
-        elif header.key == "content-length":
-            has_length = True
-    return _Head(path, name or None, has_length)
+        # The first of equal names counts, as in the other part of the door.
+        found.setdefault(header.key, _value(header))
+    return _Head(
+        path=found.get(":path", "").partition("?")[0],
+        prefix_name=found.get(PREFIX_HEADER) or None,
+        tenant=found.get(tenant_header, "") if tenant_header else "",
+        has_length="content-length" in found,
+    )
 
 
 def _value(header: Message) -> str:
@@ -128,3 +150,15 @@ def _changed(body: bytes, has_length: bool) -> Message:
         }
         change["header_mutation"] = {"set_headers": [length]}
     return ProcessingResponse(request_body={"response": change})
+
+
+def _refused(refusal: Refusal) -> Message:
+    json = {"header": {"key": "content-type", "raw_value": b"application/json"}}
+    return ProcessingResponse(
+        immediate_response={
+            "status": {"code": refusal.status},
+            "headers": {"set_headers": [{**json, "append_action": _OVERWRITE}]},
+            "body": refusal.body,
+            "details": "promptprefix",
+        }
+    )

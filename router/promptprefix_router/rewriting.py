@@ -1,203 +1,151 @@
-"""What of a request's body is changed on its way to the engine, and how."""
+"""What of a request's body is changed on its way to the engine, and how.
+
+Two things: another spelling of what a normalising prefix declares, and the cache salt, which is
+the router's word and never the client's.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Generic, Self, TypeVar
 
-from promptprefix.payload import Payload
-from promptprefix.shapes import SHAPES
-from promptprefix.shapes.shape import Shape
 from promptprefix.wire import RoutePrefix
-from promptprefix_router.declared_text import DeclaredText
-from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.normalising import Obstacle, ObstacleError, normalised
-from promptprefix_router.request_head import DeclaringReader, MalformedError
-
-_READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
+from promptprefix_router.matching import Match, Question
+from promptprefix_router.normalising import ObstacleError
+from promptprefix_router.respelling import Respelling, RewriteResult, Speller
+from promptprefix_router.salt_field import UnreadableError, may_have_salt, with_salt
 
 TEXT_MANNER = "text"
-"""Only the spelling changes: the request may also pass as it is."""
+"""A request may also pass as it is: its spelling changes, or a salt of its client's own goes."""
+SALT_MANNER = "salt"
+"""A request must not pass without the salt that it gets."""
 
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
+UNCHANGED = "none"
+"""A tenant's request passes as it is, and only because the picker has seen it."""
 
 
-class RewriteResult(StrEnum):
-    """What came of a request whose prefix has its requests rewritten; words of a metric."""
+class TooLongError(ValueError):
+    """With its salt the body would be longer than the limit."""
 
-    REWRITTEN = "rewritten"
-    AS_DECLARED = "as-declared"
-    """An engine reads it as the declared text already."""
-    NO_CONTENT = "no-content"
-    """The declared text has not come from the operator."""
-    TOO_LONG = "too-long"
-    """The new body is longer than `MAX_REQUEST_BYTES`."""
-    NOT_STRICT = Obstacle.NOT_STRICT.value
-    PARTS = Obstacle.PARTS.value
-    OTHER_MEANING = Obstacle.OTHER_MEANING.value
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A body for the engine, and what came of the client's."""
+
+    body: bytes = field(repr=False)
+    results: tuple[RewriteResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """How a body is changed before an engine reads it."""
+    """How a body is changed: its spelling, and its cache ``salt``.
 
-    shape: Shape
-    declared: DeclaredText = field(repr=False)
-    fingerprint: str
+    An empty salt is removed, None stays as it is.
+    """
+
+    respelling: Respelling | None = None
+    salt: str | None = field(default=None, repr=False)
 
     @property
     def manner(self) -> str:
-        """What is changed, in a fixed word."""
-        return TEXT_MANNER
+        """Whether the request may pass unchanged, in a fixed word."""
+        return SALT_MANNER if self.salt else TEXT_MANNER
 
-    def apply(self, body: bytes) -> bytes:
-        """Return the changed body. Raises `ObstacleError`: then it goes on as it is."""
-        return normalised(body, self.shape, self.declared, self.fingerprint)
+    def apply(self, body: bytes, limit: int) -> Rewritten:
+        """Return the changed body, of at most ``limit`` bytes; it was planned for this very body.
+
+        What makes it too long is the spelling: then it keeps its own.
+        """
+        if self.salt is None:
+            return self._respelled(body, limit)
+        result = RewriteResult.SALTED if self.salt else RewriteResult.UNSALTED
+        salted = with_salt(body, self.salt)
+        spelled = self._respelled(salted, limit)
+        return Rewritten(spelled.body, (*spelled.results, result))
+
+    def _respelled(self, body: bytes, limit: int) -> Rewritten:
+        if self.respelling is None:
+            return Rewritten(body, ())
+        try:
+            changed = self.respelling.apply(body)
+        except ObstacleError as error:
+            return Rewritten(body, (RewriteResult(error.obstacle),))
+        if len(changed) > limit:
+            return Rewritten(body, (RewriteResult.TOO_LONG,))
+        return Rewritten(changed, (RewriteResult.REWRITTEN,))
 
 
 def rewritten(
     rewriting: Rewriting, body: bytes, limit: int, count: Callable[[RewriteResult], None]
 ) -> bytes | None:
     """Return the changed body, of at most ``limit`` bytes, or None to leave it; ``count`` hears."""
-    try:
-        changed = rewriting.apply(body)
-    except ObstacleError as error:
-        count(RewriteResult(error.obstacle))
-        return None
-    if len(changed) > limit:
-        count(RewriteResult.TOO_LONG)
-        return None
-    count(RewriteResult.REWRITTEN)
-    return changed
+    made = rewriting.apply(body, limit)
+    for result in made.results:
+        count(result)
+    return None if made.body is body else made.body
 
 
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
-    """What is to come of a request: unchanged without a ``rewriting``.
+    """What is to come of a body: unchanged without a ``rewriting``.
 
-    ``result`` says why it stays as it is; None where no prefix wants it changed, and where it is
-    changed. ``prefix`` is the one whose bytes it has or gets; pods that hold it hit.
+    ``result`` says why a spelling stays. ``prefix`` is the one whose bytes it has or gets.
     """
 
     rewriting: Rewriting | None = None
     result: RewriteResult | None = None
     prefix: RoutePrefix | None = None
 
-
-UNTOUCHED = RewritePlan()
+    def narrowed(self, match: Match) -> Match:
+        """Return ``match`` for pods that hold the very bytes that the request will have."""
+        if self.prefix is None:
+            return match
+        return replace(match, digests=frozenset(self.prefix.token_digests))
 
 
 class Rewriter:
-    """Plans by the declared texts, which ``payload_of`` returns by content digest if it has them.
+    """Plans what is changed. ``speller`` knows the declared texts, ``limit`` is that of bodies."""
 
-    Which bytes need a change is remembered for ``capacity`` immutable parts.
-    """
-
-    def __init__(self, payload_of: Callable[[str], Payload | None], capacity: int) -> None:
-        self._payload_of = payload_of
-        self._texts: dict[str, DeclaredText] = {}
-        self._results: _Recent[tuple[bytes, str], RewriteResult] = _Recent(capacity)
-
-    def __len__(self) -> int:
-        """Return how many immutable parts are remembered."""
-        return len(self._results)
-
-    @classmethod
-    def without_texts(cls) -> Self:
-        """Return one that has no declared text and changes nothing."""
-        return cls(lambda _digest: None, capacity=1)
+    def __init__(self, speller: Speller | None = None, limit: int = sys.maxsize) -> None:
+        self._speller = speller
+        self._limit = limit
 
     def retain(self, contents: Collection[str]) -> None:
         """Forget the texts whose digests are not among ``contents``."""
-        for gone in self._texts.keys() - set(contents):
-            del self._texts[gone]
+        if self._speller is not None:
+            self._speller.retain(contents)
 
     def plan(self, question: Question, match: Match) -> RewritePlan:
-        """Return what is to come of a request; never fails."""
-        if match.kind is not MatchKind.FINGERPRINT:
-            return UNTOUCHED
-        prefix = next((each for each in match.prefixes if each.normalize), None)
-        if prefix is None:
-            return UNTOUCHED
-        declared = self._declared(prefix.content_digest)
-        if declared is None:
-            return RewritePlan(result=RewriteResult.NO_CONTENT)
-        rewriting = Rewriting(SHAPES[question.path], declared, prefix.fingerprint)
-        result = self._result(question, rewriting, prefix.content_digest)
-        if result is RewriteResult.REWRITTEN:
-            return RewritePlan(rewriting, prefix=prefix)
-        alike = prefix if result is RewriteResult.AS_DECLARED else None
-        return RewritePlan(result=result, prefix=alike)
+        """Return what is to come of a body.
 
-    def _declared(self, digest: str) -> DeclaredText | None:
-        known = self._texts.get(digest)
-        if known is None:
-            payload = self._payload_of(digest)
-            if payload is None:
-                return None
-            try:
-                known = self._texts[digest] = DeclaredText.of(payload)
-            except ValueError:
-                return None
-        return known
+        Raises `UnreadableError` or `TooLongError` for one that can't get the salt that it must.
+        """
+        salt = self._salt(question, match.salt)
+        if self._speller is None:
+            return RewritePlan(None if salt is None else Rewriting(salt=salt))
+        spelling = self._speller.plan(question, match)
+        if spelling.respelling is None and salt is None:
+            return RewritePlan(None, spelling.result, spelling.prefix)
+        rewriting = Rewriting(spelling.respelling, salt)
+        return RewritePlan(rewriting, spelling.result, spelling.prefix)
 
-    def _result(self, question: Question, rewriting: Rewriting, digest: str) -> RewriteResult:
-        """Return what comes of the body."""
+    def _salt(self, question: Question, salt: str) -> str | None:
+        """Return the salt to be set, or the empty one to be removed; None to do nothing."""
+        body = question.body
+        if question.partial:
+            if salt:
+                raise TooLongError
+            return None
+        if not salt and not may_have_salt(body):
+            return None
         try:
-            head = _READERS[question.path].read(question.body)
-        except MalformedError:
-            return RewriteResult.NOT_STRICT
-        # What stands twice is not all in the key.
-        if head.ambiguous:
-            return _tried(question.body, rewriting)
-        key = (head.keys[1], digest)
-        known = self._results.get(key)
-        if known is None:
-            known = _tried(question.body, rewriting)
-            # What is not strict may stand elsewhere in the body.
-            if known is not RewriteResult.NOT_STRICT:
-                self._results.keep(key, known)
-        return known
-
-
-def _tried(body: bytes, rewriting: Rewriting) -> RewriteResult:
-    try:
-        same = rewriting.apply(body) is body
-        return RewriteResult.AS_DECLARED if same else RewriteResult.REWRITTEN
-    except ObstacleError as error:
-        return RewriteResult(error.obstacle)
-
-
-class _Recent(Generic[_Key, _Value]):
-    """Values by key, none of them None; the least recently used goes first."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[_Key, _Value] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: _Key) -> _Value | None:
-        """Return the value of ``key`` if it is known."""
-        value = self._entries.get(key)
-        if value is not None:
-            self._entries.move_to_end(key)
-        return value
-
-    def keep(self, key: _Key, value: _Value) -> None:
-        """Remember a value."""
-        self._entries[key] = value
-        if len(self._entries) > self._capacity:
-            self._entries.popitem(last=False)
-
-
-def narrowed(match: Match, plan: RewritePlan) -> Match:
-    """Return ``match`` for pods that hold the very bytes that the request will have."""
-    if plan.prefix is None:
-        return match
-    return replace(match, digests=frozenset(plan.prefix.token_digests))
+            changed = with_salt(body, salt)
+        except UnreadableError:
+            if salt:
+                raise
+            # An engine reads no salt either where there is no object.
+            return None
+        if len(changed) > self._limit:
+            raise TooLongError
+        return None if changed is body else salt

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
+
+NOBODY = ""
+"""Owner of the prefixes that requests of every tenant match; tenant of requests without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,11 @@ class Routes:
     rejected: int = 0
     """Endpoints left out because their address is no IP address with a port."""
     _by_name: Mapping[str, tuple[RoutePrefix, ...]] = field(default_factory=dict)
-    _by_fingerprint: Mapping[str, tuple[RoutePrefix, ...]] = field(default_factory=dict)
+    _by_fingerprint: Mapping[tuple[str, str], tuple[RoutePrefix, ...]] = field(default_factory=dict)
+    _fingerprints: frozenset[str] = frozenset()
+    _salts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    salt_conflicts: int = 0
+    """Tenants whose prefixes have different salts, and texts declared twice with different ones."""
     _ready: Mapping[str, tuple[Endpoint, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -47,13 +55,20 @@ class Routes:
         theirs = [endpoint for endpoint in table.endpoints if endpoint.namespace == tenant]
         usable = [endpoint for endpoint in map(_endpoint, theirs) if endpoint is not None]
         endpoints = _one_per_address(usable)
+        by_text = _grouped(((prefix.owner, prefix.fingerprint), prefix) for prefix in prefixes)
+        salts = _salts_by_owner(prefixes)
+        twice = (len({each.salt for each in _newest(group)}) for group in by_text.values())
+        several = (len(found) for owner, found in salts.items() if owner != NOBODY)
         return cls(
             revision=table.revision,
             endpoints=endpoints,
             declared_models=frozenset(prefix.model for prefix in prefixes),
             rejected=len(theirs) - len(usable),
             _by_name=_grouped((prefix.name, prefix) for prefix in prefixes),
-            _by_fingerprint=_grouped((prefix.fingerprint, prefix) for prefix in prefixes),
+            _by_fingerprint={key: _of_one_salt(group) for key, group in by_text.items()},
+            _fingerprints=frozenset(prefix.fingerprint for prefix in prefixes),
+            _salts=_only_salts(salts),
+            salt_conflicts=sum(count > 1 for count in (*twice, *several)),
             _ready=_ready_by_model(endpoints),
         )
 
@@ -84,14 +99,40 @@ class Routes:
         every = (prefix for versions in self._by_name.values() for prefix in versions)
         return frozenset(prefix.content_digest for prefix in every)
 
-    def named(self, name: str, model: str | None) -> tuple[RoutePrefix, ...]:
-        """Return the versions of the prefix ``name``, for ``model`` unless that is unknown."""
-        versions = self._by_name.get(name, ())
-        return tuple(prefix for prefix in versions if model is None or prefix.model == model)
+    def named(self, name: str, model: str | None, tenant: str = NOBODY) -> tuple[RoutePrefix, ...]:
+        """Return the versions of the prefix ``name``, for ``model`` unless that is unknown.
 
-    def with_fingerprint(self, fingerprint: str) -> tuple[RoutePrefix, ...]:
-        """Return the prefixes that mean the same as a request with ``fingerprint``."""
-        return self._by_fingerprint.get(fingerprint, ())
+        Those with an earlier salt are left out, and all if another tenant owns them.
+        """
+        versions = (
+            prefix
+            for prefix in self._by_name.get(name, ())
+            if prefix.owner in (NOBODY, tenant) and (model is None or prefix.model == model)
+        )
+        return _of_one_salt(tuple(versions))
+
+    def with_fingerprint(self, fingerprint: str, tenant: str = NOBODY) -> tuple[RoutePrefix, ...]:
+        """Return the prefixes that mean the same as a request of ``tenant``; its own go first.
+
+        All have one salt. Where texts are declared twice, that of the first name in order counts.
+        """
+        own = self._by_fingerprint.get((tenant, fingerprint))
+        return own or self._by_fingerprint.get((NOBODY, fingerprint), ())
+
+    def declares(self, fingerprint: str) -> bool:
+        """Return whether some tenant's prefix, or nobody's, has ``fingerprint``."""
+        return fingerprint in self._fingerprints
+
+    def salt_of(self, tenant: str) -> str:
+        """Return the salt of the tenant's prefixes if all that have one have the same."""
+        return self._salts.get(tenant, "")
+
+    def reusable(self, prefixes: Sequence[RoutePrefix], tenant: str) -> bool:
+        """Return whether a tenant's requests can reuse the blocks of ``prefixes``.
+
+        Those of a tenant with a salt never go without one.
+        """
+        return bool(prefixes[0].salt) or not self.salt_of(tenant)
 
     def ready(self, model: str | None) -> tuple[Endpoint, ...]:
         """Return the ready endpoints that serve ``model``; none for an unknown one."""
@@ -132,10 +173,42 @@ def _one_per_address(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
     return tuple(sorted(chosen.values(), key=lambda endpoint: endpoint.address))
 
 
+def _newest(prefixes: Iterable[RoutePrefix]) -> Iterable[RoutePrefix]:
+    """Return of each name the first version."""
+    found: dict[str, RoutePrefix] = {}
+    for prefix in prefixes:
+        found.setdefault(prefix.name, prefix)
+    return found.values()
+
+
+def _of_one_salt(prefixes: tuple[RoutePrefix, ...]) -> tuple[RoutePrefix, ...]:
+    """Return those with the salt of the first name's newest version, that version first."""
+    if not prefixes:
+        return ()
+    ordered = sorted(prefixes, key=lambda prefix: prefix.name)
+    return tuple(prefix for prefix in ordered if prefix.salt == ordered[0].salt)
+
+
+def _salts_by_owner(prefixes: Iterable[RoutePrefix]) -> Mapping[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for prefix in _newest(prefixes):
+        found.setdefault(prefix.owner, set()).add(prefix.salt)
+    return found
+
+
+def _only_salts(salts: Mapping[str, set[str]]) -> Mapping[str, str]:
+    """Return the salt of each owner that has just one; prefixes of nobody give no tenant one."""
+    every = ((owner, found - {""}) for owner, found in salts.items() if owner != NOBODY)
+    return {owner: min(found) for owner, found in every if len(found) == 1}
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
 def _grouped(
-    pairs: Iterable[tuple[str, RoutePrefix]],
-) -> Mapping[str, tuple[RoutePrefix, ...]]:
-    groups: dict[str, list[RoutePrefix]] = {}
+    pairs: Iterable[tuple[_Key, RoutePrefix]],
+) -> Mapping[_Key, tuple[RoutePrefix, ...]]:
+    groups: dict[_Key, list[RoutePrefix]] = {}
     for key, prefix in pairs:
         groups.setdefault(key, []).append(prefix)
     return MappingProxyType({key: tuple(group) for key, group in groups.items()})

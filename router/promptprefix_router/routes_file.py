@@ -13,20 +13,23 @@ ROUTES_FILE = "routes.json"
 
 
 class RoutesFile:
-    """Writes the routes when they change."""
+    """Writes the routes when they change.
 
-    def __init__(self, folder: Path) -> None:
+    ``tenant_header`` names the header that says a request's tenant; empty without one.
+    """
+
+    def __init__(self, folder: Path, tenant_header: str = "") -> None:
         self._file = WatchedFile(folder / ROUTES_FILE)
+        self._tenant_header = tenant_header
 
     def create(self) -> bool:
         """Make a file without names unless there is one; return whether it was made."""
-        return self._file.create(render_routes(()))
+        return self._file.create(self.render(()))
 
     def write(self, content: bytes) -> bool:
         """Put rendered routes in the file; return whether it changed. Raises `OSError`."""
         return self._file.write(content)
 
-
-def render_routes(named: Sequence[HeaderRoute]) -> bytes:
-    """Return an Envoy discovery response whose routes let it resolve ``named``."""
-    return discovery_response(route_configuration(named))
+    def render(self, named: Sequence[HeaderRoute]) -> bytes:
+        """Return an Envoy discovery response whose routes let it resolve ``named``."""
+        return discovery_response(route_configuration(named, self._tenant_header))

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from promptprefix_router.choice import UndeclaredMode
 from promptprefix_router.cost import CostKnobs
+
+_TAKEN_HEADERS = ("host", "connection", "authorization", "cookie", "content-length", "content-type")
+_TAKEN_PREFIXES = ("x-envoy-", "x-gateway-", "x-promptprefix")
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
@@ -23,6 +26,9 @@ class RouterSettings(BaseSettings):
 
     tenant: str = Field(min_length=1, max_length=63)
     """Namespace whose pods and prefixes this router serves."""
+
+    tenant_header: str = Field(default="", max_length=64, pattern=r"^([a-z0-9][-a-z0-9]*)?$")
+    """Header in which what stands in front says the tenant; empty: requests have none."""
 
     control_url: str = ""
     """HTTPS address of the operator's control API; the picker needs it."""
@@ -104,6 +110,13 @@ class RouterSettings(BaseSettings):
     def admin_port(self) -> int:
         """Port of Envoy's admin listener."""
         return urlsplit(self.envoy_admin).port or 0
+
+    @field_validator("tenant_header")
+    @classmethod
+    def _not_taken(cls, name: str) -> str:
+        if name in _TAKEN_HEADERS or name.startswith(_TAKEN_PREFIXES):
+            raise ValueError("must be a header of its own, such as x-tenant")
+        return name
 
     @model_validator(mode="after")
     def _only_loopback(self) -> Self:

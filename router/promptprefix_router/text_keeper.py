@@ -115,7 +115,7 @@ class TextKeeper:
     def want(self, routes: Routes) -> None:
         """Keep the texts of ``routes`` from now on, and drop the others."""
         versions = [each for each in routes.versions if each.content_digest] if self._limit else []
-        told = frozenset((e.content_digest, e.model, e.fingerprint, e.salt) for e in versions)
+        told = frozenset((e.content_digest, e.model, e.fingerprint, e.owner) for e in versions)
         wanted: dict[str, list[RoutePrefix]] = {}
         for each in sorted(versions, key=lambda each: -each.tokens):
             wanted.setdefault(each.content_digest, []).append(each)

@@ -40,9 +40,9 @@ class KnownPrefix:
 
     @property
     def head(self) -> DeclaredHead | None:
-        """The head that requests with its salt may begin with; None for an empty text."""
+        """The head that requests of its owner may begin with; None for an empty text."""
         text = self.text
-        return DeclaredHead.of(text.frame, self.prefix.salt, text.begun, text.fingerprint)
+        return DeclaredHead.of(text.frame, self.prefix.owner, text.begun, text.fingerprint)
 
 
 class Texts:

@@ -25,6 +25,7 @@ from promptprefix_router.matching import Matcher
 from promptprefix_router.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.respelling import Speller
 from promptprefix_router.rewrite_door import SERVICE, RewriteDoor
 from promptprefix_router.rewriting import Rewriter
 from promptprefix_router.routes import Routes
@@ -46,7 +47,7 @@ class Stand:
             MatchTally(time.time),
             self.metrics,
             time.perf_counter,
-            Rewriter(lambda _digest: PAYLOAD, 8),
+            Rewriter(Speller(lambda _digest: PAYLOAD, 8)),
         )
         self.declare(normalize=True)
         self.door = RewriteDoor(self.picker, self.metrics, LIMIT)

@@ -100,8 +100,8 @@ def test_rules_have_messages_and_look_before_they_read(path: str) -> None:
 
 def test_fields() -> None:
     assert set(root_schema()["properties"]["spec"]["properties"]) == {
-        "model", "pods", "content", "cacheSaltRef", "replicas", "priority", "pinning", "idleTTL",
-        "onIdle", "windows", "normalizeRequests", "lint", "suspend",
+        "model", "pods", "content", "tenant", "cacheSaltRef", "replicas", "priority", "pinning",
+        "idleTTL", "onIdle", "windows", "normalizeRequests", "lint", "suspend",
     }  # fmt: skip
 
 

@@ -307,7 +307,7 @@ def test_routers_hear_of_each_version_its_text_and_its_tokens_as_reported_else_e
 
 def test_requests_are_rewritten_only_to_what_is_declared_now() -> None:
     old = version("x", "0", blocks=2, superseded=NOW)
-    spec = {"normalizeRequests": True}
+    spec = {"normalizeRequests": True, "tenant": "acme"}
     both = prefix("x", spec=spec, version=version("x", blocks=2), earlier=(old,))
     reports = (state("x-1", 2), state("x-0", 2))
     snapshot = fleet([both, prefix("y", blocks=2)], pods(1), 10)
@@ -315,6 +315,7 @@ def test_requests_are_rewritten_only_to_what_is_declared_now() -> None:
     made = planned(replace(snapshot, sidecars=warm))
     normalized = {each.id: each.normalize for each in made.prefixes}
     assert normalized == {"x-1": True, "x-0": False, "y-1": False}
+    assert [each.owner for each in made.prefixes] == ["acme", "acme", ""]
 
 
 @pytest.mark.parametrize("declared", [True, False])

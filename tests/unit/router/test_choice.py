@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,7 +151,6 @@ def test_a_talk_goes_where_most_of_it_was_sent() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        question(text("a", 2000), cache_salt="other"),
         question(text("a", 2000), chat_template_kwargs={"enable_thinking": False}),
         question(text("a", 2000), tools=[{"type": "function", "function": {"name": "f"}}]),
         question(text("a", 2000), path="/v1/messages"),
@@ -160,9 +160,19 @@ def test_a_talk_goes_where_most_of_it_was_sent() -> None:
 def test_what_makes_other_blocks_makes_another_prompt(other: Question) -> None:
     made = chooser()
     made.use(pool(1, 2, 3))
-    made.choose(question(text("a", 2000), cache_salt="mine"), UNDECLARED)
     made.choose(question(text("a", 2000)), UNDECLARED)
     assert made.choose(other, UNDECLARED).outcome is Outcome.HASHED
+
+
+def test_what_is_salted_otherwise_has_other_blocks() -> None:
+    made = chooser()
+    made.use(pool(1, 2, 3))
+    asked = question(text("a", 2000), cache_salt="its client's own counts for nothing")
+    made.choose(asked, UNDECLARED)
+    salted = replace(UNDECLARED, salt="s")
+    assert made.choose(asked, salted).outcome is Outcome.HASHED
+    assert made.choose(asked, salted).outcome is Outcome.SEEN
+    assert made.choose(question(text("a", 2000)), UNDECLARED).outcome is Outcome.SEEN
 
 
 def test_another_adapter_has_other_blocks() -> None:

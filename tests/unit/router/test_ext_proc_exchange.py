@@ -53,7 +53,7 @@ class Asked:
         self.questions: list[Question] = []
         self.becomes = becomes
 
-    def resolves(self, name: str) -> bool:
+    def resolves(self, name: str, tenant: str) -> bool:
         """Know one name."""
         return name == NAMED
 

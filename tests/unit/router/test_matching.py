@@ -45,7 +45,7 @@ def undeclared(cause: str = "other-text", model: str = MODEL) -> Match:
         (Question(PATH, chat(), prefix_name="unknown"), FOUND),
         (Question(PATH, chat(model="x"), prefix_name="p"), undeclared("other-model", "x")),
         (Question(PATH, chat(tools=[])), undeclared()),
-        (Question(PATH, chat(cache_salt="mine")), undeclared("other-salt")),
+        (Question(PATH, chat(cache_salt="mine")), FOUND),
         (Question(PATH, chat()[:-1] + b',"model":"m"}'), undeclared("not-canonical")),
         (Question(PATH, chat()[:-1] + b',"x":{"model":"m"}}'), FOUND),
         (Question(PATH, chat()[:-1] + b',"tools":[]}'), undeclared("not-canonical")),
@@ -103,51 +103,103 @@ def test_both_versions_of_a_rollout_are_matched_by_name() -> None:
     assert match.digests == {DIGEST, "d2"}
 
 
-SALT = "salt-of-tenant-a"
+SALT, SALT_B = "salt-of-tenant-a", "salt-of-tenant-b"
 SALTED = prefix(salt=SALT, token_digests=("salted",))
+OURS = prefix("ours", owner="a", salt=SALT, token_digests=("ours",))
+PLAIN = prefix("plain", owner="a", token_digests=("plain",))
+THEIRS = prefix("theirs", owner="b", salt=SALT_B, token_digests=("theirs",))
+ELSE = {"fingerprint": "pp1:x", "token_digests": ("else",)}
 
 
 @pytest.mark.parametrize(
-    ("prefixes", "question", "digests"),
+    ("prefixes", "question", "digests", "salt"),
     [
-        ((SALTED,), Question(PATH, chat(cache_salt=SALT)), {"salted"}),
-        ((SALTED,), Question(PATH, chat(cache_salt=SALT), prefix_name="p"), {"salted"}),
-        ((SALTED,), Question("/v1/messages", chat(cache_salt=SALT), prefix_name="p"), {"salted"}),
-        ((SALTED, prefix()), Question(PATH, chat(cache_salt=SALT)), {"salted"}),
-        ((SALTED, prefix()), Question(PATH, chat()), {DIGEST}),
-        ((SALTED, prefix()), Question(PATH, chat(cache_salt=None), prefix_name="p"), {DIGEST}),
-        ((SALTED,), Question(PATH, chat()), set()),
-        ((SALTED,), Question(PATH, chat(), prefix_name="p"), set()),
-        ((SALTED,), Question(PATH, chat(cache_salt=f"{SALT}x")), set()),
-        ((SALTED,), Question(PATH, chat(cache_salt="")), set()),
-        ((SALTED,), Question(PATH, chat(cache_salt=7)), set()),
-        ((prefix(),), Question(PATH, chat(cache_salt="")), set()),
-        ((SALTED,), Question(MESSAGES, chat(), prefix_name="p"), set()),
-        ((SALTED,), Question(MESSAGES, message(cache_salt=SALT)), {"salted"}),
-        ((SALTED,), Question(MESSAGES, message()), set()),
-        ((SALTED, prefix()), Question(MESSAGES, message()), {DIGEST}),
-        ((SALTED,), Question(RESPONSES, response(cache_salt=SALT)), {"salted"}),
-        ((SALTED,), Question(RESPONSES, response()), set()),
-        ((SALTED, prefix()), Question(RESPONSES, response(cache_salt="")), set()),
-        ((SALTED,), Question(PATH, chat(cache_salt=SALT)[:40], True, "p"), set()),
-        ((SALTED,), Question(PATH, chat(user=f'"cache_salt": "{SALT}"')), set()),
-        (
-            (SALTED,),
-            Question(PATH, chat(cache_salt="x")[:-1] + f',"cache_salt":"{SALT}"}}'.encode()),
-            set(),
-        ),
+        ((SALTED,), Question(PATH, chat()), {"salted"}, SALT),
+        ((SALTED,), Question(PATH, chat(cache_salt="mine")), {"salted"}, SALT),
+        ((SALTED,), Question(PATH, chat(cache_salt=7)), {"salted"}, SALT),
+        ((SALTED,), Question(PATH, chat(), prefix_name="p"), {"salted"}, SALT),
+        ((SALTED,), Question(MESSAGES, message()), {"salted"}, SALT),
+        ((SALTED,), Question(RESPONSES, response()), {"salted"}, SALT),
+        ((SALTED,), Question("/v1/completions", b'{"model":"m"}', prefix_name="p"), {"salted"},
+         SALT),
+        ((SALTED,), Question(PATH, chat()[:40], True, "p"), set(), ""),
+        ((SALTED,), Question(PATH, chat("x", tools=[])), set(), ""),
+        ((SALTED, prefix()), Question(PATH, chat()), {"salted"}, SALT),
+        ((prefix(), SALTED), Question(PATH, chat()), {DIGEST}, ""),
+        ((prefix("o"), SALTED), Question(PATH, chat()), {DIGEST}, ""),
+        ((prefix("q"), SALTED), Question(PATH, chat()), {"salted"}, SALT),
+        ((OURS,), Question(PATH, chat(), tenant="a"), {"ours"}, SALT),
+        ((OURS,), Question(PATH, chat(), tenant="a", prefix_name="ours"), {"ours"}, SALT),
+        ((OURS,), Question(PATH, chat()), set(), ""),
+        ((OURS,), Question(PATH, chat(), prefix_name="ours"), set(), ""),
+        ((OURS,), Question(PATH, chat(), tenant="b"), set(), ""),
+        ((OURS,), Question(PATH, chat(cache_salt=SALT), tenant="b"), set(), ""),
+        ((OURS,), Question(PATH, chat(cache_salt=SALT), tenant="b", prefix_name="ours"), set(), ""),
+        ((OURS, THEIRS), Question(PATH, chat(), tenant="a"), {"ours"}, SALT),
+        ((OURS, THEIRS), Question(PATH, chat(), tenant="b"), {"theirs"}, SALT_B),
+        ((prefix(), OURS), Question(PATH, chat(), tenant="a"), {"ours"}, SALT),
+        ((prefix(), OURS), Question(PATH, chat()), {DIGEST}, ""),
+        ((prefix(), OURS), Question(PATH, chat(), tenant="c"), {DIGEST}, ""),
+        ((prefix(), OURS), Question(PATH, chat(), tenant="a", prefix_name="p"), {"ours"}, SALT),
+        # A tenant with a salt never goes without: what has none is no use to it.
+        ((prefix(), prefix("z", owner="a", salt=SALT, **ELSE)),
+         Question(PATH, chat(), tenant="a"), set(), SALT),
+        ((PLAIN, prefix("z", owner="a", salt=SALT, **ELSE)),
+         Question(PATH, chat(), tenant="a"), set(), SALT),
+        ((PLAIN,), Question(PATH, chat(), tenant="a"), {"plain"}, ""),
+        ((OURS,), Question(PATH, chat(tools=[]), tenant="a"), set(), SALT),
+        ((OURS,), Question(PATH, b"", tenant="a"), set(), SALT),
+        ((OURS,), Question(PATH, chat()[:40], True, tenant="a"), set(), SALT),
+        ((OURS,), Question("/v1/embeddings", b'{"model":"m"}', tenant="a"), set(), SALT),
+        # An earlier version counts for nothing, two salts of one tenant for none.
+        ((OURS, prefix("ours", owner="a", salt="old", token_digests=("old",))),
+         Question(PATH, chat(), tenant="a"), {"ours"}, SALT),
+        ((OURS, prefix("ours", owner="a", salt="old", **ELSE)),
+         Question(PATH, chat(tools=[]), tenant="a"), set(), SALT),
+        ((OURS, prefix("z", owner="a", salt="two", **ELSE)),
+         Question(PATH, chat(tools=[]), tenant="a"), set(), ""),
     ],
-)
-def test_a_request_matches_what_is_salted_alike(
-    prefixes: tuple[RoutePrefix, ...], question: Question, digests: set[str]
+)  # fmt: skip
+def test_tenants_and_salts(
+    prefixes: tuple[RoutePrefix, ...], question: Question, digests: set[str], salt: str
 ) -> None:
     match = Matcher(FingerprintMemo(8)).match(question, routes(prefixes=prefixes))
-    assert match.digests == digests
+    assert (match.digests, match.salt) == (digests, salt)
+
+
+def test_why_a_tenants_request_is_undeclared() -> None:
+    table = routes(prefixes=(prefix(), OURS, prefix("z", owner="b", salt=SALT_B, **ELSE)))
+    matcher = Matcher(FingerprintMemo(8))
+
+    def cause(tenant: str, **changes: Any) -> str:
+        return matcher.match(Question(PATH, chat(**changes), tenant=tenant), table).cause
+
+    assert cause("b") == "other-salt"
+    assert cause("a", tools=[]) == "other-text"
+    only_ours = routes(prefixes=(OURS,))
+    assert matcher.match(Question(PATH, chat()), only_ours).cause == "other-tenant"
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "conflicts"),
+    [
+        ((), 0),
+        ((SALTED, OURS, THEIRS, prefix("x", **ELSE)), 0),
+        ((OURS, prefix("ours", owner="a", salt="old")), 0),
+        ((SALTED, prefix("q")), 1),
+        ((OURS, prefix("z", owner="a", salt="two", **ELSE)), 1),
+        ((OURS, prefix("z", owner="a", **ELSE)), 1),
+        ((OURS, prefix("z", owner="a", salt="two")), 2),
+    ],
+)
+def test_salts_that_differ_are_counted(prefixes: tuple[RoutePrefix, ...], conflicts: int) -> None:
+    assert routes(prefixes=prefixes).salt_conflicts == conflicts
 
 
 def test_salts_are_not_shown() -> None:
-    table = routes(prefixes=(SALTED,))
-    match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat(cache_salt=SALT)), table)
+    table = routes(prefixes=(SALTED, OURS))
+    match = Matcher(FingerprintMemo(8)).match(Question(PATH, chat()), table)
+    assert match.salt == SALT
     assert SALT not in f"{match!r} {table!r} {SALTED!r}"
 
 
@@ -176,11 +228,11 @@ BEGUN = "You are a bot. It is noon."
 SHORTER = "You are"
 
 
-def head_index(*texts: str, salt: str = "") -> HeadIndex:
+def head_index(*texts: str, owner: str = "") -> HeadIndex:
     """Return an index of texts that are declared with the same tools."""
     frame = Frame.of(MODEL, PAYLOAD.tools, {})
     systems = map(system_bytes, texts)
-    made = (DeclaredHead.of(frame.digest, salt, opening(s), frame.fingerprint(s)) for s in systems)
+    made = (DeclaredHead.of(frame.digest, owner, opening(s), frame.fingerprint(s)) for s in systems)
     return HeadIndex(head for head in made if head is not None)
 
 
@@ -214,8 +266,8 @@ PARTS = [{"type": "text", "text": PAYLOAD.system}, {"type": "text", "text": "It 
         (Question(PATH, begun(model="x")), undeclared("other-model", "x")),
         (Question(PATH, begun(chat_template_kwargs={"a": 1})), undeclared()),
         (Question(PATH, begun(documents=["x"])), undeclared("own-template")),
-        (Question(PATH, begun(cache_salt="mine")), undeclared()),
-        (Question(PATH, begun(cache_salt=7)), undeclared()),
+        (Question(PATH, begun(cache_salt="mine")), HEAD),
+        (Question(PATH, begun(), tenant="a"), HEAD),
         (Question(PATH, begun()[:-1] + b',"tools":[]}'), undeclared("not-canonical")),
         (Question(MESSAGES, message(system=BEGUN)), HEAD),
         (Question(MESSAGES, message(system=[PARTS[0], {"type": "text", "text": "!"}])), HEAD),
@@ -235,15 +287,20 @@ def test_a_text_with_a_tail_matches_the_longest_declared_head(
         assert matcher.match(question, table) == expected, "known from the memo or not"
 
 
-def test_a_head_is_salted_alike() -> None:
-    table = routes(prefixes=(prefix(id="u-1", salt=SALT), shorter()))
+def test_a_head_counts_within_its_tenant() -> None:
+    ours = prefix("ours", id="u-3", owner="a", salt=SALT)
+    table = routes(prefixes=(prefix(id="u-1"), ours, shorter()))
     matcher = Matcher(FingerprintMemo(8))
-    matcher.use(head_index(PAYLOAD.system, salt=SALT))
-    assert matcher.match(Question(PATH, begun(cache_salt=SALT)), table).ids == ("u-1",)
-    assert matcher.match(Question(PATH, begun()), table).kind is MatchKind.UNDECLARED
     matcher.use(head_index(PAYLOAD.system))
-    stale = matcher.match(Question(PATH, begun()), table)
-    assert stale.kind is MatchKind.UNDECLARED, "the table has another salt than the index knew"
+
+    def match(tenant: str) -> Match:
+        return matcher.match(Question(PATH, begun(), tenant=tenant), table)
+
+    assert (match("").ids, match("").salt) == (("u-1",), "")
+    assert (match("a").ids, match("a").salt) == ((), SALT), "what has no salt is no use to it"
+    matcher.use(head_index(PAYLOAD.system, owner="a"))
+    assert (match("a").ids, match("a").salt) == (("u-3",), SALT)
+    assert (match("").ids, match("b").ids) == ((), ())
 
 
 def test_a_head_that_left_the_table_matches_nothing() -> None:

@@ -56,8 +56,8 @@ class Stand:
     def looked(self, cause: str) -> None:
         self.counts[cause] += 1
 
-    def send(self, content: bytes, path: str = PATH) -> None:
-        question = Question(path, content)
+    def send(self, content: bytes, path: str = PATH, tenant: str = "") -> None:
+        question = Question(path, content, tenant=tenant)
         self.near.saw(question, self.matcher.match(question, self.routes))
         assert len(self.later) <= 1
         while self.later:
@@ -79,11 +79,19 @@ CASES: list[tuple[bytes, tuple[str, str, str] | None]] = [
     (body(tools=tools(name="g")), ("p", "other-tools", "toolDefinitions[0]")),
     (body(tools=tools(parameters={"a": 2, "b": 1})), ("p", "key-order", "toolDefinitions[0]")),
     (body(chat_template_kwargs={"a": 1}), ("p", "other-options", "chatTemplateOptions")),
-    (body(cache_salt="mine"), ("p", "salt", "cacheSaltRef")),
+    (body(cache_salt="mine"), None),
     (body(model="n"), ("p", "model", "model")),
     (body(), None),
     (body("Something else altogether, of another desk."), None),
 ]  # fmt: skip
+
+
+def test_a_tenant_with_a_salt_misses_what_has_none() -> None:
+    other = Payload(systemInstructions="Of another desk.")
+    stand = Stand(declared("p", PAYLOAD), declared("q", other, owner="acme", salt="s" * 16))
+    stand.send(body(), tenant="acme")
+    [found] = stand.near.examples
+    assert (found.prefix, found.found.cause, found.found.field) == ("p", "salt", "cacheSaltRef")
 
 
 @pytest.mark.parametrize(("content", "expected"), CASES)

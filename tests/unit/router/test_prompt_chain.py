@@ -16,9 +16,10 @@ CHAT = "/v1/chat/completions"
 LONG = "word " * 1000
 
 
-def chain(path: str = CHAT, **fields: Any) -> tuple[int, ...]:
-    """Return the hashes of a request."""
-    return read_chain(Question(path, json.dumps({"model": "m", **fields}).encode())).hashes
+def chain(path: str = CHAT, /, salt: str = "", **fields: Any) -> tuple[int, ...]:
+    """Return the hashes of a request whose engine reads ``salt``."""
+    question = Question(path, json.dumps({"model": "m", **fields}).encode())
+    return read_chain(question, salt).hashes
 
 
 def shared(one: tuple[int, ...], two: tuple[int, ...]) -> int:
@@ -50,7 +51,8 @@ def test_each_api_has_prompts(path: str, fields: dict[str, Any]) -> None:
     hashes = chain(path, **fields)
     assert len(hashes) >= 4
     assert chain(path, **fields, temperature=0.5, user="me", stream=True) == hashes
-    assert shared(chain(path, **fields, cache_salt="s"), hashes) == 0
+    assert shared(chain(path, salt="s", **fields), hashes) == 0
+    assert chain(path, **fields, cache_salt="of its client's own") == hashes
     assert shared(chain(path, **{**fields, "model": "n"}), hashes) == 0
 
 

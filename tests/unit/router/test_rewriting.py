@@ -1,131 +1,128 @@
-"""Which requests are rewritten, and that the plan is remembered only where it holds."""
+"""What is changed of a body in all: its spelling, its cache salt, or both."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
-from promptprefix.wire import RoutePrefix
 from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.rewriting import RewritePlan, Rewriter, RewriteResult, narrowed
+from promptprefix_router.respelling import RewriteResult, Speller
+from promptprefix_router.rewriting import RewritePlan, Rewriter, TooLongError
+from promptprefix_router.salt_field import UnreadableError
 
-from .samples import DIGEST, MODEL, chat, message, prefix, response
+from .samples import DIGEST, MODEL, chat, prefix
 
-PATH, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-PAYLOAD = Payload(
-    systemInstructions="Zurück\nzum Ende.",
-    toolDefinitions='[{"type":"function","function":'
-    '{"name":"f","parameters":{"type":"object","x":1.0}}}]',
-)
+PATH = "/v1/chat/completions"
+SALT = "the-salt-of-a-tenant"
+LIMIT = 4096
+PAYLOAD = Payload(systemInstructions="Zurück\nzum Ende.")
 NFD = unicodedata.normalize("NFD", PAYLOAD.system)
-CONTENT = PAYLOAD.digest
 DECLARED = prefix(
-    fingerprint=payload_fingerprint(MODEL, PAYLOAD), content_digest=CONTENT, normalize=True
+    fingerprint=payload_fingerprint(MODEL, PAYLOAD),
+    content_digest=PAYLOAD.digest,
+    normalize=True,
+    token_digests=(DIGEST,),
 )
-LEAD = [{"role": "system", "content": NFD}, {"role": "user", "content": "hi"}]
+RESULTS = tuple[RewriteResult, ...]
 
 
-class Texts:
-    """Gives the declared text and counts how often it was asked for."""
-
-    def __init__(self, payload: Payload | None = PAYLOAD) -> None:
-        self.payload = payload
-        self.asked = 0
-
-    def __call__(self, digest: str) -> Payload | None:
-        assert digest == CONTENT
-        self.asked += 1
-        return self.payload
+def body(text: str = NFD, **more: Any) -> bytes:
+    turns = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
+    whole = {**json.loads(chat(messages=turns, **more))}
+    del whole["tools"]
+    return json.dumps(whole, ensure_ascii=False).encode()
 
 
-def found(*prefixes: RoutePrefix, kind: MatchKind = MatchKind.FINGERPRINT) -> Match:
-    return Match(kind, MODEL, frozenset({"d1", "d2"}), prefixes=prefixes or (DECLARED,))
+def planned(body: bytes, salt: str = "", limit: int = LIMIT) -> RewritePlan:
+    match = Match(MatchKind.FINGERPRINT, MODEL, prefixes=(DECLARED,), salt=salt)
+    rewriter = Rewriter(Speller(lambda _digest: PAYLOAD, 8), limit)
+    return rewriter.plan(Question(PATH, body), match)
 
 
-def plan(body: bytes, rewriter: Rewriter | None = None, path: str = PATH) -> RewritePlan:
-    asked = Rewriter(Texts(), 8) if rewriter is None else rewriter
-    return asked.plan(Question(path, body), found())
+@pytest.mark.parametrize(
+    ("text", "own", "salt", "manner", "results"),
+    [
+        (NFD, None, "", "text", (RewriteResult.REWRITTEN,)),
+        (NFD, "x", "", "text", (RewriteResult.REWRITTEN, RewriteResult.UNSALTED)),
+        (NFD, None, SALT, "salt", (RewriteResult.REWRITTEN, RewriteResult.SALTED)),
+        (NFD, SALT, SALT, "text", (RewriteResult.REWRITTEN,)),
+        (PAYLOAD.system, "x", "", "text", (RewriteResult.UNSALTED,)),
+        (PAYLOAD.system, None, SALT, "salt", (RewriteResult.SALTED,)),
+        (PAYLOAD.system, "x", SALT, "salt", (RewriteResult.SALTED,)),
+    ],
+)
+def test_spelling_and_salt(
+    text: str, own: str | None, salt: str, manner: str, results: RESULTS
+) -> None:
+    sent = body(text) if own is None else body(text, cache_salt=own)
+    rewriting = planned(sent, salt).rewriting
+    assert rewriting is not None
+    assert rewriting.manner == manner
+    made = rewriting.apply(sent, LIMIT)
+    assert made.results == results
+    found = json.loads(made.body)
+    assert found["messages"][0]["content"] == PAYLOAD.system
+    assert found.get("cache_salt", "") == salt
+    assert planned(made.body, salt).rewriting is None, "twice is once"
 
 
-def test_another_spelling_is_rewritten() -> None:
-    for path, body in (
-        (PATH, chat(messages=LEAD)),
-        (MESSAGES, message(system=NFD)),
-        (RESPONSES, response(instructions=NFD)),
-    ):
-        made = plan(body, path=path)
-        assert made.result is None
-        assert made.prefix == DECLARED
-        assert made.rewriting is not None
-        changed = made.rewriting.apply(body)
-        assert changed != body
-        assert plan(changed, path=path) == RewritePlan(
-            result=RewriteResult.AS_DECLARED, prefix=DECLARED
-        )
+@pytest.mark.parametrize(
+    ("sent", "salt"),
+    [
+        (body(PAYLOAD.system), ""),
+        (body(PAYLOAD.system, cache_salt=SALT), SALT),
+        (body(PAYLOAD.system, metadata={"cache_salt": "theirs"}), ""),
+        (b"{", ""),
+        (b'{"cache_salt"', ""),
+        (b"\xff\0", ""),
+    ],
+)
+def test_what_is_right_or_no_object_stays(sent: bytes, salt: str) -> None:
+    assert planned(sent, salt).rewriting is None
 
 
-def test_nothing_is_planned_without_a_prefix_that_wants_it() -> None:
-    rewriter, question = Rewriter(Texts(), 8), Question(PATH, chat(messages=LEAD))
-    plain = DECLARED.model_copy(update={"normalize": False})
-    for match in (
-        found(plain),
-        found(kind=MatchKind.HEADER),
-        replace(found(), prefixes=(), kind=MatchKind.UNDECLARED),
-    ):
-        assert rewriter.plan(question, match) == RewritePlan()
-    assert rewriter.plan(question, found(plain, DECLARED)).rewriting is not None
+def test_a_body_that_was_cut_stays() -> None:
+    question = Question(PATH, b'{"cache_salt":', partial=True)
+    assert Rewriter().plan(question, Match(MatchKind.PARTIAL)) == RewritePlan()
+    with pytest.raises(TooLongError):
+        Rewriter().plan(question, Match(MatchKind.PARTIAL, salt=SALT))
 
 
-def test_without_the_text_nothing_is_rewritten_until_it_comes() -> None:
-    texts = Texts(None)
-    rewriter = Rewriter(texts, 8)
-    assert plan(chat(messages=LEAD), rewriter) == RewritePlan(result=RewriteResult.NO_CONTENT)
-    texts.payload = PAYLOAD
-    assert plan(chat(messages=LEAD), rewriter).rewriting is not None
+@pytest.mark.parametrize("sent", [b"", b"[]", b'{"a":1', b"{}{}", b"[" * 100_000])
+def test_a_salt_can_not_be_put_into_what_is_no_object(sent: bytes) -> None:
+    with pytest.raises(UnreadableError):
+        planned(sent, SALT)
 
 
-def test_a_text_is_read_once_and_forgotten_with_its_prefix() -> None:
-    texts = Texts()
-    rewriter = Rewriter(texts, 8)
-    plan(chat(messages=LEAD), rewriter)
-    plan(chat("else", messages=LEAD), rewriter)
-    rewriter.retain({CONTENT})
-    plan(chat(messages=LEAD), rewriter)
-    assert texts.asked == 1
-    rewriter.retain(())
-    plan(chat(messages=LEAD), rewriter)
-    assert texts.asked == 2
+def test_the_limit_holds_for_new_bodies() -> None:
+    sent = body(PAYLOAD.system)
+    with pytest.raises(TooLongError):
+        planned(sent, SALT, len(sent) + 8)
+    sent = body(NFD.replace("\n", "\r"))
+    rewriting = planned(sent).rewriting
+    assert rewriting is not None
+    assert rewriting.apply(sent, len(sent)).results == (RewriteResult.REWRITTEN,)
+    short = len(rewriting.apply(sent, LIMIT).body) - 1
+    kept = rewriting.apply(sent, short)
+    assert (kept.body, kept.results) == (sent, (RewriteResult.TOO_LONG,))
 
 
-@pytest.mark.parametrize("tools", ["no json", "[{}]"])
-def test_a_text_that_can_not_work_is_none(tools: str) -> None:
-    broken = Texts(Payload(systemInstructions=PAYLOAD.system, toolDefinitions=tools))
-    made = plan(chat(messages=LEAD), Rewriter(broken, 8))
-    assert made == RewritePlan(result=RewriteResult.NO_CONTENT)
-
-
-def test_what_stands_elsewhere_in_one_body_says_nothing_of_others() -> None:
-    rewriter = Rewriter(Texts(), 8)
-    odd = chat(messages=LEAD)[:-1] + b',"x":{"y":1,"y":2}}'
-    assert plan(odd, rewriter).result is RewriteResult.NOT_STRICT
-    assert plan(chat(messages=LEAD), rewriter).rewriting is not None
-    escaped = chat(messages=LEAD)[:-1] + b',"\\u0078":1,"x":2}'
-    assert plan(escaped, rewriter).result is RewriteResult.NOT_STRICT
-    assert plan(chat(messages=LEAD), rewriter).rewriting is not None
-
-
-def test_the_memory_is_bounded() -> None:
-    rewriter = Rewriter(Texts(), 2)
-    for space in range(5):
-        body = chat(messages=LEAD).replace(b'"role"', b'"role"' + b" " * space)
-        assert plan(body, rewriter).rewriting is not None
-    assert len(rewriter) == 2
+def test_without_texts_salts_are_set_too() -> None:
+    rewriting = Rewriter().plan(Question(PATH, body()), Match(MatchKind.UNDECLARED, salt=SALT))
+    assert rewriting.rewriting is not None
+    assert SALT.encode() in rewriting.rewriting.apply(body(), LIMIT).body
 
 
 def test_pods_with_the_very_bytes_are_looked_for() -> None:
-    assert narrowed(found(), RewritePlan()).digests == {"d1", "d2"}
-    assert narrowed(found(), RewritePlan(prefix=DECLARED)).digests == {DIGEST}
+    match = Match(MatchKind.FINGERPRINT, MODEL, frozenset({"d1", "d2"}), prefixes=(DECLARED,))
+    assert planned(body()).narrowed(match).digests == {DIGEST}
+    assert RewritePlan().narrowed(match).digests == {"d1", "d2"}
+
+
+def test_salts_do_not_show() -> None:
+    assert SALT not in repr(planned(body(), SALT))

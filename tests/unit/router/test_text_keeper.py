@@ -19,7 +19,7 @@ from promptprefix_router.texts import Texts
 
 from .samples import MODEL, PAYLOAD, prefix, routes
 
-SALT = "salt-of-tenant-a"
+OWNER = "tenant-a"
 SECRET = "You are the keeper of a text that must not leak."
 
 
@@ -111,12 +111,12 @@ class Stand:
     def names(self) -> set[str]:
         return {each.prefix.name for each in self.texts.known}
 
-    def head(self, text: Payload, salt: str = "") -> str | None:
+    def head(self, text: Payload, owner: str = "") -> str | None:
         known = self.texts.known_as(payload_fingerprint(MODEL, text))
         if not known:
             return None
         return self.texts.heads.longest(
-            known[0].text.frame, salt, system_bytes(f"{text.system} Now.")
+            known[0].text.frame, owner, system_bytes(f"{text.system} Now.")
         )
 
 
@@ -141,18 +141,18 @@ async def test_texts_of_the_table_are_read_and_those_that_left_it_are_dropped(
 ) -> None:
     one, two = payload(1), PAYLOAD
     stand.serve(one, two)
-    stand.want(declared(one), declared(two, salt=SALT))
+    stand.want(declared(one), declared(two, owner=OWNER))
     await stand.until(lambda: len(stand.texts) == 2)
     assert stand.head(one) == payload_fingerprint(MODEL, one)
     assert stand.head(two) is None
-    assert stand.head(two, SALT) == payload_fingerprint(MODEL, two)
+    assert stand.head(two, OWNER) == payload_fingerprint(MODEL, two)
     assert stand.bearers == {"Bearer secret-token"}
     uses = stand.uses
-    stand.want(declared(two, salt=SALT, token_digests=("d2",)), declared(one))
+    stand.want(declared(two, owner=OWNER, token_digests=("d2",)), declared(one))
     assert stand.uses == uses, "what is warm is no news for texts"
     stand.want(declared(two))
-    assert (len(stand.texts), stand.head(one), stand.head(two, SALT)) == (1, None, None)
-    assert stand.head(two) == payload_fingerprint(MODEL, two), "the new salt, the known text"
+    assert (len(stand.texts), stand.head(one), stand.head(two, OWNER)) == (1, None, None)
+    assert stand.head(two) == payload_fingerprint(MODEL, two), "the new owner, the known text"
     assert sorted(stand.asked) == sorted(f"/v1/content/{each.digest}" for each in (one, two))
     assert stand.counts == (1, 0, len(two.model_dump_json()))
     stand.want()

@@ -4,6 +4,8 @@
 {{- $values := .root.Values.router -}}
 - name: PROMPTPREFIX_TENANT
   value: {{ .tenant | quote }}
+- name: PROMPTPREFIX_TENANT_HEADER
+  value: {{ $values.tenantHeader | quote }}
 - name: PROMPTPREFIX_CONTROL_URL
   value: {{ include "promptprefix.controlUrl" .root }}
 - name: PROMPTPREFIX_LOG_LEVEL
