@@ -188,12 +188,16 @@ class OurRouter:
         return total(await self._get(self.stats_port, "/stats/prometheus"), name, **labels)
 
     async def _get(self, port: int, path: str) -> str:
-        async with httpx.AsyncClient(trust_env=False, timeout=10.0) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:
             return (await client.get(f"http://127.0.0.1:{port}{path}")).text
 
     async def _pool_healthy(self) -> bool:
-        healthy = await self.stat("envoy_cluster_membership_healthy", envoy_cluster_name="engines")
-        return healthy == len(self.addresses)
+        name = "cluster.engines.membership_healthy"
+        try:
+            page = await self._get(self.admin_port, f"/stats?filter=^{name}$")
+        except httpx.HTTPError:
+            return False
+        return page.strip() == f"{name}: {len(self.addresses)}"
 
     def _settings(self, control: FakeControl) -> dict[str, str]:
         settings = {

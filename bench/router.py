@@ -16,11 +16,14 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from bench.contestants import Contestant, OurRouter, answers, plain_envoy, rival, running
 from bench.decisions import decisions, flat_memory
@@ -211,7 +214,7 @@ def table(report: Json) -> str:
             lines.append(f"  {pair}: {', '.join(told)}")
         if "our_decisions" in report[part]:
             lines.append(f"  {report[part]['our_decisions']}")
-    for part in ("decisions", "memory"):
+    for part in ("decisions", "memory", "failed"):
         if part in report:
             lines.append(f"\n{part}: {json.dumps(report[part], indent=1)}")
     return "\n".join(lines)
@@ -223,8 +226,8 @@ def write_report(report: Json) -> None:
     REPORT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-async def measure(options: Options) -> None:
-    """Measure every part; what was found so far is in the report after each."""
+async def measure(options: Options) -> int:
+    """Measure every part; what was found so far is in the report. Return the exit status."""
     report: Json = {
         "cores": os.cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
@@ -246,10 +249,17 @@ async def measure(options: Options) -> None:
     for parts, run in groups:
         if parts & set(options.parts):
             with public_folder() as folder:
-                await run(options, folder, report)
+                try:
+                    await run(options, folder, report)
+                except (AssertionError, OSError, TimeoutError, httpx.HTTPError) as error:
+                    # The other parts are worth having.
+                    failed = report.setdefault("failed", {})
+                    failed[run.__name__] = f"{type(error).__name__}: {error}"
+                    traceback.print_exception(error)
             report["took_s"] = round(time.monotonic() - begun, 1)
             write_report(report)
     print(table(report))
+    return 1 if "failed" in report else 0
 
 
 if __name__ == "__main__":
@@ -257,4 +267,4 @@ if __name__ == "__main__":
         sys.exit("bench.router needs wrk, the load generator (Debian: apt-get install wrk)")
     chosen = arguments()
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(measure(chosen))
+        sys.exit(asyncio.run(measure(chosen)))
