@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -11,6 +12,11 @@ import msgspec
 from promptprefix_router.endpoints_file import ENGINES_CLUSTER
 from promptprefix_router.load import LoadLedger, LoadReading
 from promptprefix_router.metrics import RouterMetrics
+
+PAUSE_FACTOR = 20
+"""A pause is at least so many times as long as the reading before: hundreds of pods fill a page that
+takes Envoy and the picker a while."""
+MAX_PAUSE_S = 2.0
 
 IDLE_FACTOR = 10
 """An idle pool is read this many times less often."""
@@ -100,7 +106,9 @@ class LoadReader:
         metrics: RouterMetrics,
         interval_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._admin = admin
         self._ledger = ledger
         self._metrics = metrics
@@ -110,16 +118,18 @@ class LoadReader:
     async def run(self) -> None:
         """Read for ever."""
         while True:
+            started = self._clock()
             await self.read()
-            await self._pause()
+            took = self._clock() - started
+            await self._pause(max(self._interval_s, min(PAUSE_FACTOR * took, MAX_PAUSE_S)))
 
-    async def _pause(self) -> None:
+    async def _pause(self, interval_s: float) -> None:
         """Wait one interval, or longer as long as nothing is picked.
 
         Picks count as load until the next reading, even when their requests are long answered.
         """
         for _ in range(IDLE_FACTOR):
-            await self._sleep(self._interval_s)
+            await self._sleep(interval_s)
             if not self._ledger.idle:
                 return
 

@@ -391,3 +391,23 @@ async def test_an_idle_pool_is_read_again_one_interval_after_a_pick() -> None:
         with pytest.raises(asyncio.CancelledError):
             await LoadReader(admin, ledger, metrics, 0.1, sleep).run()
     assert events == ["read", "sleep", "sleep", "sleep", "sleep", "read", "sleep"]
+
+
+async def test_readings_that_take_long_are_rare() -> None:
+    _, ledger, metrics = picker_parts()
+    ledger.pick("10.0.0.1:8000")
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        ledger.pick("10.0.0.1:8000")
+        if len(pauses) == 3:
+            raise asyncio.CancelledError
+
+    times = iter((0.0, 0.001, 1.0, 1.025, 2.0, 2.5))
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"cluster_statuses": []}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
+        reader = LoadReader(admin, ledger, metrics, 0.1, sleep, lambda: next(times))
+        with pytest.raises(asyncio.CancelledError):
+            await reader.run()
+    assert pauses == pytest.approx([0.1, 0.5, 2.0])
