@@ -14,7 +14,7 @@ from promptprefix_router.load import LoadLedger, LoadReading
 from promptprefix_router.metrics import RouterMetrics
 
 PAUSE_FACTOR = 20
-"""A pause is at least so many times as long as the reading before: hundreds of pods fill a page that
+"""A pause is at least so many times as long as the reading before it: the page of hundreds of pods
 takes Envoy and the picker a while."""
 MAX_PAUSE_S = 2.0
 
