@@ -15,15 +15,15 @@ import grpc
 import grpc.aio
 import uvloop
 
-from promptprefix_router.ext_proc_codec import encode
-from promptprefix_router.ext_proc_events import (
+from promptprefix_router.gateway.ext_proc_codec import encode
+from promptprefix_router.gateway.ext_proc_events import (
     RequestBodyAnswer,
     RequestHeadAnswer,
     ResponseHeadAnswer,
     Steering,
 )
-from promptprefix_router.gateway_health import EXTERNAL_PROCESSOR
-from promptprefix_router.gateway_tls import self_signed
+from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
+from promptprefix_router.gateway.tls import self_signed
 
 REQUEST_HEADERS, REQUEST_BODY = b"\x12", b"\x22"
 """How a message begins: its first field's number and type."""

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Iterable
 
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
-from promptprefix_router.choice import Chooser
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.ext_authz import ExtAuthz
-from promptprefix_router.http_door import HttpRequest
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.chooser import Chooser
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.doors.ext_authz import ExtAuthz
+from promptprefix_router.doors.http_door import HttpRequest
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.prompt_history import PromptHistory
-from promptprefix_router.routes import Routes
 
 LIMIT = 1_048_576
 PATH = "/v1/chat/completions"

@@ -29,11 +29,11 @@ from e2e.engine.server import (
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
-from promptprefix_router.heads import HeadIndex
-from promptprefix_router.matching import Match, Matcher, MatchKind, Question
-from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.routes import Routes
-from promptprefix_router.texts import KnownPrefix, Text
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.matching.heads import HeadIndex
+from promptprefix_router.matching.matcher import Match, Matcher, MatchKind, Question
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.texts import KnownPrefix, Text
 from promptprefix_sidecar.engine_api import EngineApi
 from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.rendering import Renderer

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 
 from promptprefix.pin_command import XARG
-from promptprefix_router.choice import Outcome, SpillReason
-from promptprefix_router.matching import MatchKind
-from promptprefix_router.rewriting import Rewriting
-from promptprefix_router.routes import Endpoint
+from promptprefix_router.choosing.chooser import Outcome, SpillReason
+from promptprefix_router.control.routes import Endpoint
+from promptprefix_router.matching.matcher import MatchKind
+from promptprefix_router.rewriting.rewriter import Rewriting
 
 COMMAND = "command"
 """What stands for the kind of match of a request that is refused before it is matched."""

@@ -19,37 +19,37 @@ import uvloop
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from promptprefix_router.bootstrap import write_bootstrap
-from promptprefix_router.choice import Chooser, UndeclaredMode
-from promptprefix_router.control_link import control_client
-from promptprefix_router.drain import drain
-from promptprefix_router.endpoints_file import EndpointsFile
-from promptprefix_router.engine_reader import EngineReader
-from promptprefix_router.envoy_publisher import EnvoyPublisher
-from promptprefix_router.ext_authz import ExtAuthz
-from promptprefix_router.header_count_reader import HeaderCountReader
-from promptprefix_router.header_counts import HeaderCounts
-from promptprefix_router.http_door import Handler, HttpRequest, HttpResponse, open_door
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.load_reader import LoadReader
-from promptprefix_router.match_reporter import MatchReporter
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.chooser import Chooser, UndeclaredMode
+from promptprefix_router.choosing.engine_reader import EngineReader
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.choosing.load_reader import LoadReader
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.match_reporter import MatchReporter
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.route_keeper import PublishedPool, RouteKeeper
+from promptprefix_router.control.route_watcher import RouteWatcher
+from promptprefix_router.control.text_keeper import TextKeeper
+from promptprefix_router.doors.ext_authz import ExtAuthz
+from promptprefix_router.doors.http_door import Handler, HttpRequest, HttpResponse, open_door
+from promptprefix_router.envoy.bootstrap import write_bootstrap
+from promptprefix_router.envoy.drain import drain
+from promptprefix_router.envoy.endpoints_file import EndpointsFile
+from promptprefix_router.envoy.header_count_reader import HeaderCountReader
+from promptprefix_router.envoy.header_counts import HeaderCounts
+from promptprefix_router.envoy.publisher import EnvoyPublisher
+from promptprefix_router.envoy.routes_file import RoutesFile
+from promptprefix_router.gateway.pool_memory import PoolMemory
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.near_misses import PATH, NearMisses
+from promptprefix_router.matching.texts import Texts
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.near_misses import PATH, NearMisses
 from promptprefix_router.picker import Picker
-from promptprefix_router.pool_memory import PoolMemory
-from promptprefix_router.prompt_history import PromptHistory
-from promptprefix_router.respelling import Speller
-from promptprefix_router.rewrite_door import RewriteDoor
-from promptprefix_router.rewriting import Rewriter
-from promptprefix_router.route_keeper import PublishedPool, RouteKeeper
-from promptprefix_router.route_watcher import RouteWatcher
-from promptprefix_router.routes_file import RoutesFile
+from promptprefix_router.rewriting.respelling import Speller
+from promptprefix_router.rewriting.rewrite_door import RewriteDoor
+from promptprefix_router.rewriting.rewriter import Rewriter
 from promptprefix_router.settings import RouterSettings
-from promptprefix_router.text_keeper import TextKeeper
-from promptprefix_router.texts import Texts
 
 BAD_USAGE = 2
 REWRITE_GRACE_S = 1.0
@@ -211,7 +211,7 @@ async def _gateway_door(
 ) -> AsyncIterator[None]:
     """Answer gateways, and tell them of the picker's health."""
     # Its libraries cost memory, so they are loaded only where they serve.
-    from promptprefix_router.gateway_server import GatewayServer
+    from promptprefix_router.gateway.server import GatewayServer
 
     server = GatewayServer(settings, picker, ledger, metrics)
     await server.start()

@@ -18,13 +18,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from promptprefix_router.choice import Outcome, SpillReason, UndeclaredMode
+from promptprefix_router.choosing.chooser import Outcome, SpillReason, UndeclaredMode
+from promptprefix_router.control.routes import Routes
 from promptprefix_router.decision import COMMAND, Decision
-from promptprefix_router.http_door import HttpRequest, HttpResponse
-from promptprefix_router.matching import MatchKind
-from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.respelling import RewriteResult
-from promptprefix_router.routes import Routes
+from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
+from promptprefix_router.matching.matcher import MatchKind
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.rewriting.respelling import RewriteResult
 
 _NAMESPACE = "promptprefix_router"
 _SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from promptprefix_router.choice import Chooser, Outcome
+from promptprefix_router.choosing.chooser import Chooser, Outcome
 from promptprefix_router.command_guard import carries_command
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
 from promptprefix_router.decision import (
     COMMAND_REFUSED,
     SEVERAL_TENANTS,
@@ -13,12 +15,10 @@ from promptprefix_router.decision import (
     UNREADABLE_FOR_SALT,
     Decision,
 )
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Match, Matcher, Question
+from promptprefix_router.matching.matcher import Match, Matcher, Question
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.rewriting import Rewriter, Rewriting, TooLongError
-from promptprefix_router.routes import Routes
-from promptprefix_router.salt_field import UnreadableError
+from promptprefix_router.rewriting.rewriter import Rewriter, Rewriting, TooLongError
+from promptprefix_router.rewriting.salt_field import UnreadableError
 
 
 class Picker:

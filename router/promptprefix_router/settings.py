@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from promptprefix_router.choice import UndeclaredMode
-from promptprefix_router.cost import CostKnobs
+from promptprefix_router.choosing.chooser import UndeclaredMode
+from promptprefix_router.choosing.cost import CostKnobs
 
 _TAKEN_HEADERS = ("host", "connection", "authorization", "cookie", "content-length", "content-type")
 _TAKEN_PREFIXES = ("x-envoy-", "x-gateway-", "x-promptprefix")

@@ -20,17 +20,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from e2e.loopback_tls import LoopbackAuthority
 from e2e.waiting import until
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
-from promptprefix_router.choice import Chooser
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingResponse
-from promptprefix_router.gateway_server import GatewayServer
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.chooser import Chooser
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.gateway.ext_proc_messages import ProcessingRequest, ProcessingResponse
+from promptprefix_router.gateway.server import GatewayServer
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.routes import Routes
 from promptprefix_router.settings import RouterSettings
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

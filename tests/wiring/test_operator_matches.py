@@ -14,9 +14,9 @@ import pytest
 from promptprefix.wire import MATCHES_PATH, MatchAnswer, MatchReport, RouteTable
 from promptprefix_operator import routers
 from promptprefix_operator.service import Operator
-from promptprefix_router.control_link import control_client
-from promptprefix_router.match_reporter import MatchReporter
-from promptprefix_router.match_tally import MatchTally
+from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.match_reporter import MatchReporter
+from promptprefix_router.control.match_tally import MatchTally
 
 from .fake_kubernetes import ApiServer
 from .operator_harness import (

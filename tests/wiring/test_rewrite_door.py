@@ -16,19 +16,19 @@ from e2e.router.stack import free_ports
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RoutePrefix, RouteTable
-from promptprefix_router.choice import Chooser
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingResponse
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.chooser import Chooser
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.gateway.ext_proc_messages import ProcessingRequest, ProcessingResponse
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.respelling import Speller
-from promptprefix_router.rewrite_door import SERVICE, RewriteDoor
-from promptprefix_router.rewriting import Rewriter
-from promptprefix_router.routes import Routes
+from promptprefix_router.rewriting.respelling import Speller
+from promptprefix_router.rewriting.rewrite_door import SERVICE, RewriteDoor
+from promptprefix_router.rewriting.rewriter import Rewriter
 
 MODEL, TENANT, CHAT = "m", "ml", "/v1/chat/completions"
 LIMIT = 4096

@@ -17,21 +17,21 @@ from aiohttp import web
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import Revision, RouteEndpoint, RouteTable
-from promptprefix_router.choice import Chooser
-from promptprefix_router.control_link import Backoff, control_client
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.ext_authz import ExtAuthz
-from promptprefix_router.http_door import open_door
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.load_reader import LoadReader
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.chooser import Chooser
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.choosing.load_reader import LoadReader
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.control_link import Backoff, control_client
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.doors.ext_authz import ExtAuthz
+from promptprefix_router.doors.http_door import open_door
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.prompt_history import PromptHistory
-from promptprefix_router.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
-from promptprefix_router.routes import Routes
 
 ENDPOINT = RouteEndpoint(
     pod_uid="u", pod="p", namespace="ml", address="10.0.0.1", port=8000, models=("m",), ready=True

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from promptprefix_router.engine_page import MAX_PAGE_BYTES, PageError, fetch_page
+from promptprefix_router.choosing.engine_page import MAX_PAGE_BYTES, PageError, fetch_page
 
 PAGE = b"vllm:num_requests_running 1.0\n" * 9000
 

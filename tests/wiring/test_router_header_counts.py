@@ -12,15 +12,15 @@ import pytest
 from prometheus_client import generate_latest
 
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
-from promptprefix_router.endpoints_file import EndpointsFile
-from promptprefix_router.envoy_publisher import EnvoyPublisher
-from promptprefix_router.header_count_reader import HeaderCountReader
-from promptprefix_router.header_counts import HeaderCounts
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.envoy.endpoints_file import EndpointsFile
+from promptprefix_router.envoy.header_count_reader import HeaderCountReader
+from promptprefix_router.envoy.header_counts import HeaderCounts
+from promptprefix_router.envoy.publisher import EnvoyPublisher
+from promptprefix_router.envoy.routes_file import RoutesFile
+from promptprefix_router.matching.matcher import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.routes import Routes
-from promptprefix_router.routes_file import RoutesFile
 
 ROUTES = Routes.from_table(
     RouteTable(

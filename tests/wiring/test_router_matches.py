@@ -14,14 +14,14 @@ from aiohttp import web
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import OUTAGE
 from promptprefix.wire import MATCHES_PATH, MatchAnswer, MatchReport
-from promptprefix_router import match_reporter
-from promptprefix_router.control_link import Backoff, control_client
-from promptprefix_router.match_reporter import (
+from promptprefix_router.control import match_reporter
+from promptprefix_router.control.control_link import Backoff, control_client
+from promptprefix_router.control.match_reporter import (
     PRESENCE_INTERVAL_S,
     REPORT_INTERVAL_S,
     MatchReporter,
 )
-from promptprefix_router.match_tally import MatchTally
+from promptprefix_router.control.match_tally import MatchTally
 
 LEADER = 5
 

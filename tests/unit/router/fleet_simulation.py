@@ -8,13 +8,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from promptprefix_router.choice import Chooser, Outcome
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.engine_reader import blended
-from promptprefix_router.load import LoadLedger, LoadReading
-from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.prompt_history import PromptHistory
-from promptprefix_router.routes import Routes
+from promptprefix_router.choosing.chooser import Chooser, Outcome
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.engine_reader import blended
+from promptprefix_router.choosing.load import LoadLedger, LoadReading
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.matching.matcher import Match, MatchKind, Question
 
 from .samples import MODEL, endpoint, routes
 

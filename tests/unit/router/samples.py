@@ -8,11 +8,11 @@ from typing import Any
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
-from promptprefix_router.choice import Chooser
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.prompt_history import PromptHistory
-from promptprefix_router.routes import Routes
+from promptprefix_router.choosing.chooser import Chooser
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.routes import Routes
 
 TENANT = "ml"
 MODEL = "m"

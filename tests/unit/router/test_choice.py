@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptprefix.wire import RouteEndpoint
-from promptprefix_router.choice import Choice, Chooser, Outcome, SpillReason
-from promptprefix_router.cost import CostKnobs
-from promptprefix_router.load import LoadLedger, LoadReading
-from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.routes import Routes
+from promptprefix_router.choosing.chooser import Choice, Chooser, Outcome, SpillReason
+from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.load import LoadLedger, LoadReading
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.matching.matcher import Match, MatchKind, Question
 
 from .samples import DIGEST, MODEL, chooser, endpoint, routes
 

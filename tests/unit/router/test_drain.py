@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from promptprefix_router.drain import FAILED, drain
+from promptprefix_router.envoy.drain import FAILED, drain
 
 ADMIN = "http://127.0.0.1:9901"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from promptprefix_router.bootstrap import bootstrap, write_bootstrap
-from promptprefix_router.endpoints_file import EndpointsFile
+from promptprefix_router.envoy.bootstrap import bootstrap, write_bootstrap
+from promptprefix_router.envoy.endpoints_file import EndpointsFile
 from promptprefix_router.settings import RouterSettings
 
 from .samples import endpoint, routes

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from promptprefix_router.engine_page import PageError
-from promptprefix_router.engine_reader import (
+from promptprefix_router.choosing.engine_page import PageError
+from promptprefix_router.choosing.engine_reader import (
     AT_ONCE,
     MOST_FAILURES,
     EngineReader,
     requests_of,
 )
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 
 from .samples import endpoint, routes

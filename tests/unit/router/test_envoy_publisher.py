@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import pytest
 
 from promptprefix.wire import RouteEndpoint
-from promptprefix_router.endpoints_file import EndpointsFile
-from promptprefix_router.envoy_publisher import Aside, EnvoyPublisher
-from promptprefix_router.matching import FingerprintMemo
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.envoy.endpoints_file import EndpointsFile
+from promptprefix_router.envoy.publisher import Aside, EnvoyPublisher
+from promptprefix_router.envoy.routes_file import RoutesFile
+from promptprefix_router.matching.matcher import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.routes import Routes
-from promptprefix_router.routes_file import RoutesFile
 
 from .samples import DIGEST, endpoint, prefix, routes
 

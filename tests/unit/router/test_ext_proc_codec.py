@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.ext_proc_codec import decode, encode
-from promptprefix_router.ext_proc_events import (
+from promptprefix_router.gateway.ext_proc_codec import decode, encode
+from promptprefix_router.gateway.ext_proc_events import (
     Answer,
     BodyMode,
     BodyModes,
@@ -31,8 +31,8 @@ from promptprefix_router.ext_proc_events import (
     ResponseTrailersAnswer,
     Steering,
 )
-from promptprefix_router.ext_proc_exchange import ProtocolError
-from promptprefix_router.ext_proc_messages import ProcessingRequest, ProcessingResponse
+from promptprefix_router.gateway.ext_proc_exchange import ProtocolError
+from promptprefix_router.gateway.ext_proc_messages import ProcessingRequest, ProcessingResponse
 
 PLACES = "10.0.0.1:8000,10.0.0.2:8000"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.choice import Outcome
+from promptprefix_router.choosing.chooser import Outcome
 from promptprefix_router.decision import COMMAND_REFUSED, Decision
-from promptprefix_router.ext_proc_events import (
+from promptprefix_router.gateway.ext_proc_events import (
     Answer,
     BodyMode,
     BodyModes,
@@ -32,9 +32,9 @@ from promptprefix_router.ext_proc_events import (
     ResponseTrailersAnswer,
     Steering,
 )
-from promptprefix_router.ext_proc_exchange import PIECE_BYTES, Exchange, ProtocolError
-from promptprefix_router.hold_budget import HoldBudget
-from promptprefix_router.matching import MatchKind, Question
+from promptprefix_router.gateway.ext_proc_exchange import PIECE_BYTES, Exchange, ProtocolError
+from promptprefix_router.gateway.hold_budget import HoldBudget
+from promptprefix_router.matching.matcher import MatchKind, Question
 
 from .samples import endpoint, routes
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from promptprefix_router.choice import Outcome
-from promptprefix_router.matching import Match, MatchKind
+from promptprefix_router.choosing.chooser import Outcome
+from promptprefix_router.matching.matcher import Match, MatchKind
 
 from .fleet_simulation import BLOCK, Ask, Fleet
 from .samples import DIGEST, MODEL

@@ -8,17 +8,17 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from promptprefix_router.gateway_metrics import GatewayMetrics
-from promptprefix_router.gateway_picker import GatewayPicker, api_path
-from promptprefix_router.load import LoadLedger
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher, Question
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
+from promptprefix_router.gateway.gateway_picker import GatewayPicker, api_path
+from promptprefix_router.gateway.open_requests import OpenRequests
+from promptprefix_router.gateway.pool_memory import PoolMemory
+from promptprefix_router.matching.matcher import Matcher, Question
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.open_requests import OpenRequests
 from promptprefix_router.picker import Picker
-from promptprefix_router.pool_memory import PoolMemory
-from promptprefix_router.routes import Routes
 
 from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
 

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from promptprefix_router.header_counts import (
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.envoy.header_counts import (
     COUNTS_FILE,
     CountFormatError,
     HeaderCounts,
     HeaderReading,
     parse_counts,
 )
-from promptprefix_router.header_plan import plan_headers
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import FingerprintMemo
+from promptprefix_router.envoy.header_plan import plan_headers
+from promptprefix_router.matching.matcher import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 
 from .samples import DIGEST, endpoint, prefix, routes

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix.wire import RouteEndpoint, RoutePrefix
-from promptprefix_router.choice import Outcome
-from promptprefix_router.header_plan import HeaderPlan, plan_headers
-from promptprefix_router.routes import Routes
+from promptprefix_router.choosing.chooser import Outcome
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.envoy.header_plan import HeaderPlan, plan_headers
 
 from .samples import DIGEST, endpoint, prefix, routes
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from promptprefix.canonical import canonical_text
 from promptprefix.fingerprint import system_bytes
-from promptprefix_router import heads
-from promptprefix_router.heads import DeclaredHead, HeadIndex, Place, _place, opening
+from promptprefix_router.matching import heads
+from promptprefix_router.matching.heads import DeclaredHead, HeadIndex, Place, _place, opening
 
 FRAME = b"f" * 32
 OTHER = b"o" * 32

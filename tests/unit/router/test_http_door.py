@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router import http_door
-from promptprefix_router.http_door import (
+from promptprefix_router.doors import http_door
+from promptprefix_router.doors.http_door import (
     MAX_HEAD_BYTES,
     HttpDoor,
     HttpRequest,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.load import LoadLedger, LoadReading
+from promptprefix_router.choosing.load import LoadLedger, LoadReading
 
 
 def test_picks_count_until_a_reading_holds_them() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix.wire import Match
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher, MatchKind, Question
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.matching.matcher import Matcher, MatchKind, Question
+from promptprefix_router.matching.memo import FingerprintMemo
 
 from .samples import chat, prefix, routes
 

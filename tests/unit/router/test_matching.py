@@ -10,15 +10,15 @@ import pytest
 from promptprefix.fingerprint import Frame, payload_fingerprint, system_bytes
 from promptprefix.shapes.chat import CHAT
 from promptprefix.wire import RoutePrefix
-from promptprefix_router.heads import DeclaredHead, HeadIndex, opening
-from promptprefix_router.matching import (
+from promptprefix_router.matching.heads import DeclaredHead, HeadIndex, opening
+from promptprefix_router.matching.matcher import (
     Match,
     Matcher,
     MatchKind,
     Question,
 )
-from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.request_head import DeclaringReader
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.request_head import DeclaringReader
 
 from .samples import DIGEST, MODEL, PAYLOAD, chat, endpoint, message, prefix, response, routes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from promptprefix.shapes.chat import CHAT
-from promptprefix_router.memo import FingerprintMemo, FrameMemo, Reading
-from promptprefix_router.request_head import DeclaringHead, DeclaringReader
+from promptprefix_router.matching.memo import FingerprintMemo, FrameMemo, Reading
+from promptprefix_router.matching.request_head import DeclaringHead, DeclaringReader
 
 from .samples import chat, prefix
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from promptprefix.payload import Payload
-from promptprefix_router.heads import HeadIndex
-from promptprefix_router.matching import Matcher, Question
-from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.near_misses import EXAMPLES, MAX_BODY_BYTES, NearMisses
-from promptprefix_router.texts import KnownPrefix, Text, Texts
+from promptprefix_router.matching.heads import HeadIndex
+from promptprefix_router.matching.matcher import Matcher, Question
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.near_misses import EXAMPLES, MAX_BODY_BYTES, NearMisses
+from promptprefix_router.matching.texts import KnownPrefix, Text, Texts
 
 from .samples import MODEL, prefix, routes
 

@@ -15,8 +15,8 @@ from promptprefix.canonical import JsonValue, parse_json
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.shapes import SHAPES
-from promptprefix_router.declared_text import DeclaredText
-from promptprefix_router.normalising import Obstacle, ObstacleError, normalised
+from promptprefix_router.rewriting.declared_text import DeclaredText
+from promptprefix_router.rewriting.normalising import Obstacle, ObstacleError, normalised
 
 MODEL = "m"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix.shapes.chat import CHAT
-from promptprefix_router.openings import MOST_ENDS, Openings
-from promptprefix_router.request_head import DeclaringReader, MalformedError
+from promptprefix_router.matching.openings import MOST_ENDS, Openings
+from promptprefix_router.matching.request_head import DeclaringReader, MalformedError
 
 SYSTEM = {"role": "system", "content": "You are the triage desk."}
 TOOLS = [{"type": "function", "function": {"name": "lookup"}}]

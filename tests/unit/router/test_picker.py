@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router.choice import Outcome
-from promptprefix_router.ext_authz import ExtAuthz
+from promptprefix_router.choosing.chooser import Outcome
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.doors.ext_authz import ExtAuthz
+from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
 from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER
-from promptprefix_router.http_door import HttpRequest, HttpResponse
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher, MatchKind, Question
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.matching.matcher import Matcher, MatchKind, Question
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptprefix_router.matching import Question
-from promptprefix_router.prompt_chain import CHUNK_BYTES, MAX_CHUNKS, NO_CHAIN, read_chain
+from promptprefix_router.choosing.prompt_chain import CHUNK_BYTES, MAX_CHUNKS, NO_CHAIN, read_chain
+from promptprefix_router.matching.matcher import Question
 
 CHAT = "/v1/chat/completions"
 LONG = "word " * 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.prompt_history import FRESH_S, MAX_AGE_S, PromptHistory
+from promptprefix_router.choosing.prompt_history import FRESH_S, MAX_AGE_S, PromptHistory
 
 ALL = 0b1111
 

@@ -15,8 +15,8 @@ from promptprefix.shapes.chat import CHAT
 from promptprefix.shapes.messages import MESSAGES
 from promptprefix.shapes.responses import RESPONSES
 from promptprefix.shapes.shape import Shape
-from promptprefix_router.memo import FingerprintMemo
-from promptprefix_router.request_head import (
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.request_head import (
     DeclaringHead,
     DeclaringReader,
     MalformedError,

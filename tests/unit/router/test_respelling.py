@@ -10,8 +10,8 @@ import pytest
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
 from promptprefix.wire import RoutePrefix
-from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.respelling import RewriteResult, Speller, SpellingPlan
+from promptprefix_router.matching.matcher import Match, MatchKind, Question
+from promptprefix_router.rewriting.respelling import RewriteResult, Speller, SpellingPlan
 
 from .samples import MODEL, chat, message, prefix, response
 

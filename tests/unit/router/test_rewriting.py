@@ -10,10 +10,10 @@ import pytest
 
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
-from promptprefix_router.matching import Match, MatchKind, Question
-from promptprefix_router.respelling import RewriteResult, Speller
-from promptprefix_router.rewriting import RewritePlan, Rewriter, TooLongError
-from promptprefix_router.salt_field import UnreadableError
+from promptprefix_router.matching.matcher import Match, MatchKind, Question
+from promptprefix_router.rewriting.respelling import RewriteResult, Speller
+from promptprefix_router.rewriting.rewriter import RewritePlan, Rewriter, TooLongError
+from promptprefix_router.rewriting.salt_field import UnreadableError
 
 from .samples import DIGEST, MODEL, chat, prefix
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.ring import Ring, place_of
+from promptprefix_router.choosing.ring import Ring, place_of
 
 
 def ring(*numbers: int) -> Ring:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from promptprefix_router.endpoints_file import EndpointsFile
-from promptprefix_router.envoy_publisher import EnvoyPublisher
-from promptprefix_router.load_reader import LoadFormatError, parse_reading
-from promptprefix_router.match_tally import MatchTally
-from promptprefix_router.matching import Matcher
-from promptprefix_router.memo import FingerprintMemo
+from promptprefix_router.choosing.load_reader import LoadFormatError, parse_reading
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.route_keeper import EMPTY_GRACE_S, RouteKeeper
+from promptprefix_router.envoy.endpoints_file import EndpointsFile
+from promptprefix_router.envoy.publisher import EnvoyPublisher
+from promptprefix_router.envoy.routes_file import RoutesFile
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
-from promptprefix_router.route_keeper import EMPTY_GRACE_S, RouteKeeper
-from promptprefix_router.routes_file import RoutesFile
 
 from .samples import TENANT, chooser, endpoint, prefix, table
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from promptprefix_router.salt_field import UnreadableError, may_have_salt, with_salt
+from promptprefix_router.rewriting.salt_field import UnreadableError, may_have_salt, with_salt
 
 SALT = "the-word-of-the-router"
 ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "cache_salt")

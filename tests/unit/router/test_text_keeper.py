@@ -12,10 +12,10 @@ import pytest
 from promptprefix.fingerprint import payload_fingerprint, system_bytes
 from promptprefix.payload import Payload
 from promptprefix.wire import RoutePrefix
-from promptprefix_router import text_keeper
-from promptprefix_router.control_link import Backoff
-from promptprefix_router.text_keeper import RETRY_S, TextKeeper
-from promptprefix_router.texts import Texts
+from promptprefix_router.control import text_keeper
+from promptprefix_router.control.control_link import Backoff
+from promptprefix_router.control.text_keeper import RETRY_S, TextKeeper
+from promptprefix_router.matching.texts import Texts
 
 from .samples import MODEL, PAYLOAD, prefix, routes
 

@@ -1,0 +1,1 @@
+"""Which pod answers a request: load, what pods have seen, and the cost of both."""

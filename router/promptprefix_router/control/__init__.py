@@ -1,0 +1,1 @@
+"""What the router and the operator tell each other."""

@@ -1,0 +1,1 @@
+"""The door through which the router's own Envoy asks."""

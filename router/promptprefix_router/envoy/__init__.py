@@ -1,0 +1,1 @@
+"""What the router's own Envoy is told and says: its files, and its admin listener."""

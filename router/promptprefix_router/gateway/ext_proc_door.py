@@ -1,0 +1,181 @@
+"""The gateway door: Envoy's external processing over gRPC, as the endpoint-picker protocol says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from promptprefix_router.gateway.ext_proc_codec import decode, encode
+from promptprefix_router.gateway.ext_proc_events import Answer
+from promptprefix_router.gateway.ext_proc_exchange import Exchange, ProtocolError
+from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
+from promptprefix_router.gateway.gateway_picker import GatewayPicker
+from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
+from promptprefix_router.gateway.hold_budget import HoldBudget
+from promptprefix_router.gateway.open_requests import OpenRequests
+
+BODY_PATIENCE_S = 10.0
+"""How long a full-duplex body is held for a client that sends it slowly."""
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+class ExtProcDoor:
+    """Serves exchanges, each in a task of gRPC's, until told to drain."""
+
+    def __init__(
+        self,
+        picker: GatewayPicker,
+        requests: OpenRequests,
+        budget: HoldBudget,
+        limit: int,
+        patience_s: float,
+        tenant_header: str = "",
+    ) -> None:
+        self._picker = picker
+        self._requests = requests
+        self._budget = budget
+        self._limit = limit
+        self._patience_s = patience_s
+        self._tenant_header = tenant_header
+        self._talks: set[_Talk] = set()
+        self._draining = False
+
+    @property
+    def open(self) -> int:
+        """Number of open exchanges."""
+        return len(self._talks)
+
+    def handlers(self, metrics: GatewayMetrics) -> grpc.GenericRpcHandler:
+        """Return the service for a gRPC server; messages stay bytes, `decode` reads them."""
+
+        async def process(_requests: object, context: _Context) -> None:
+            await self._process(context, metrics)
+
+        return grpc.method_handlers_generic_handler(
+            EXTERNAL_PROCESSOR, {"Process": grpc.stream_stream_rpc_method_handler(process)}
+        )
+
+    def drain(self) -> None:
+        """End each exchange, now or as soon as its gateway can go on without it."""
+        self._draining = True
+        for talk in self._talks:
+            talk.end_if_idle()
+
+    async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
+        exchange = Exchange(self._picker, self._limit, self._budget)
+        talk = _Talk(exchange, context, self._requests, self._patience_s, self._tenant_header)
+        self._talks.add(talk)
+        end = "cancelled"
+        try:
+            end = await talk.run(lambda: self._draining)
+        except ProtocolError as error:
+            end = "protocol-error"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._talks.discard(talk)
+            talk.close()
+            metrics.ended(end)
+            if exchange.served is not None and exchange.decision is not None:
+                metrics.served(exchange.decision.destination, exchange.served)
+
+
+class _Talk:
+    """One stream of messages. Ends by itself; `close` releases what it holds."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        context: _Context,
+        requests: OpenRequests,
+        patience_s: float,
+        tenant_header: str,
+    ) -> None:
+        self._exchange = exchange
+        self._context = context
+        self._requests = requests
+        self._patience_s = patience_s
+        self._tenant_header = tenant_header
+        self._task = asyncio.current_task()
+        self._reading = False
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._hurried: asyncio.Task[None] | None = None
+        self._address: str | None = None
+
+    async def run(self, draining: Callable[[], bool]) -> str:
+        """Answer until the exchange is over; return how it ended. Raises `ProtocolError`."""
+        while True:
+            raw = await self._read()
+            if raw is None:
+                return "drained"
+            if raw is grpc.aio.EOF:
+                return "finished"
+            event = decode(raw, self._tenant_header)
+            if event is None:
+                continue
+            answers = self._exchange.feed(event)
+            self._follow()
+            if self._hurried is not None:
+                # What was held goes first.
+                await self._hurried
+                self._hurried = None
+            await self._send(answers)
+            if self._exchange.refused:
+                return "refused"
+            if draining() and self._exchange.may_end:
+                return "drained"
+
+    def end_if_idle(self) -> None:
+        """End at once if the gateway waits for nothing."""
+        if self._reading and self._exchange.may_end and self._task is not None:
+            self._ended = True
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Release everything."""
+        self._exchange.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._hurried is not None:
+            self._hurried.cancel()
+        if self._address is not None:
+            self._requests.end(self._address)
+
+    async def _read(self) -> Any:
+        """Return the next message, `grpc.aio.EOF`, or None if the talk was ended from here."""
+        self._reading = True
+        try:
+            return await self._context.read()
+        except asyncio.CancelledError:
+            if not self._ended or self._task is None:
+                raise
+            self._task.uncancel()
+            return None
+        finally:
+            self._reading = False
+
+    def _follow(self) -> None:
+        """Count a request that was just steered, and bound the time that a body is held."""
+        decision = self._exchange.decision
+        if self._address is None and decision is not None and decision.endpoint is not None:
+            self._address = decision.endpoint.address
+        if self._exchange.holding:
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(self._patience_s, self._hurry)
+        elif self._timer is not None:
+            self._timer.cancel()
+
+    def _hurry(self) -> None:
+        answers = self._exchange.hurry()
+        self._follow()
+        self._hurried = asyncio.get_running_loop().create_task(self._send(answers))
+
+    async def _send(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            await self._context.write(encode(answer))

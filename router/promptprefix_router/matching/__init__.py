@@ -1,0 +1,1 @@
+"""Which declared prefix a request stands for."""

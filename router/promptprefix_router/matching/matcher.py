@@ -1,0 +1,200 @@
+"""Which declared prefix a request stands for: by header, by fingerprint, by its longest head.
+
+Every API that renders a chat has its own way of saying the same; the fingerprint is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from promptprefix.canonical import CanonicalError
+from promptprefix.fingerprint import system_bytes
+from promptprefix.shapes import SHAPES
+from promptprefix.wire import RoutePrefix
+from promptprefix_router.command_guard import has_escaped_letters
+from promptprefix_router.control.routes import NOBODY, Routes
+from promptprefix_router.matching.heads import HeadIndex
+from promptprefix_router.matching.memo import NOT_CANONICAL, FingerprintMemo
+from promptprefix_router.matching.request_head import (
+    DeclaringHead,
+    DeclaringReader,
+    MalformedError,
+    RequestHead,
+    check_unambiguous,
+    guess_model,
+    read_head,
+)
+
+OTHER_MODEL = "other-model"
+OTHER_API = "other-api"
+OTHER_TEXT = "other-text"
+OTHER_SALT = "other-salt"
+OTHER_TENANT = "other-tenant"
+"""Why a request is undeclared that says well what it declares; what can't has a `Cause`."""
+
+_READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
+
+
+class MatchKind(StrEnum):
+    """How a request was matched; the same words stand in metrics and in the response header."""
+
+    HEADER = "header"
+    FINGERPRINT = "fingerprint"
+    HEAD = "head"
+    """Its system text begins with a declared one; all else is equal."""
+    UNDECLARED = "undeclared"
+    PARTIAL = "partial"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a door asks: a request of a client, its body whole or only its first part.
+
+    ``subset`` are the addresses (``ip:port``) that a gateway allows; None allows all.
+    """
+
+    path: str
+    body: bytes
+    partial: bool = False
+    prefix_name: str | None = None
+    tenant: str = ""
+    subset: frozenset[str] | None = None
+    escaped: bool = field(init=False, repr=False, compare=False)
+    """What `has_escaped_letters` says of the body: several ask for it, and it takes a while."""
+
+    def __post_init__(self) -> None:
+        """Look at the body once."""
+        object.__setattr__(self, "escaped", has_escaped_letters(self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A request's model, and the token digests and version ids of the prefix that it stands for.
+
+    A name in a header says nothing of the version: it counts for the one in force. ``prefixes`` are
+    those whose declared text the request means, the newest of each first. ``tokens`` are those of
+    the declared head, cached where it is warm. ``cause`` is a fixed word that says why a request
+    that could have stood for a prefix stands for none. ``salt`` is the cache salt that the engine
+    is to read, whatever the client wrote; empty for none.
+    """
+
+    kind: MatchKind
+    model: str | None = None
+    digests: frozenset[str] = frozenset()
+    ids: tuple[str, ...] = ()
+    prefixes: tuple[RoutePrefix, ...] = field(default=(), repr=False, compare=False)
+    tokens: int = 0
+    cause: str = ""
+    salt: str = field(default="", repr=False)
+
+
+class Matcher:
+    """Matches requests against a route table. Never fails: what it can't read is undeclared."""
+
+    def __init__(self, memo: FingerprintMemo) -> None:
+        self._memo = memo
+        self._heads = HeadIndex()
+
+    def use(self, heads: HeadIndex) -> None:
+        """Know these declared texts from now on."""
+        self._heads = heads
+
+    def match(self, question: Question, routes: Routes) -> Match:
+        """Return what ``question`` stands for."""
+        found = self._found(question, routes)
+        return found if found.ids else replace(found, salt=routes.salt_of(question.tenant))
+
+    def _found(self, question: Question, routes: Routes) -> Match:
+        if question.partial:
+            return self._match_partial(question, routes)
+        reader = _READERS.get(question.path)
+        if reader is None:
+            return self._match_other(question, routes)
+        try:
+            head = reader.read(question.body, question.escaped)
+        except MalformedError:
+            return Match(MatchKind.MALFORMED)
+        named = _by_name(question, routes, head.model)
+        if named is not None:
+            return named
+        match = self._by_text(question, head, routes)
+        if match.kind is MatchKind.FINGERPRINT:
+            reader.remember(question.body, head)
+        return match
+
+    def _by_text(self, question: Question, head: DeclaringHead, routes: Routes) -> Match:
+        if head.model not in routes.declared_models:
+            return _undeclared(head, OTHER_MODEL)
+        if head.ambiguous:
+            try:
+                check_unambiguous(question.body)
+            except CanonicalError:
+                return _undeclared(head, NOT_CANONICAL)
+        reading, system = self._memo.read(head)
+        if reading.cause:
+            return _undeclared(head, reading.cause)
+        alike = routes.with_fingerprint(reading.fingerprint, question.tenant)
+        if alike and routes.reusable(alike, question.tenant):
+            return _matched(MatchKind.FINGERPRINT, alike, alike)
+        if not alike and self._heads.knows(reading.frame):
+            text = system_bytes(head.system()) if system is None else system
+            alike = self._begun(reading.frame, text, question.tenant, routes)
+            if alike and routes.reusable(alike, question.tenant):
+                return _matched(MatchKind.HEAD, alike)
+        if alike:
+            return _undeclared(head, OTHER_SALT)
+        other = routes.declares(reading.fingerprint)
+        return _undeclared(head, OTHER_TENANT if other else OTHER_TEXT)
+
+    def _begun(
+        self, frame: bytes, text: bytes, tenant: str, routes: Routes
+    ) -> tuple[RoutePrefix, ...]:
+        """Return the prefixes with the longest declared text of the tenant, else of nobody."""
+        for owner in dict.fromkeys((tenant, NOBODY)):
+            begun = self._heads.longest(frame, owner, text)
+            if begun is not None:
+                return routes.with_fingerprint(begun, owner)
+        return ()
+
+    def _match_other(self, question: Question, routes: Routes) -> Match:
+        try:
+            head = read_head(question.body)
+        except MalformedError:
+            return Match(MatchKind.MALFORMED)
+        return _by_name(question, routes, head.model) or _undeclared(head, OTHER_API)
+
+    def _match_partial(self, question: Question, routes: Routes) -> Match:
+        guess = guess_model(question.body)
+        model = guess if guess is not None and routes.serves(guess) else None
+        named = _by_name(question, routes, model)
+        # Of a body that was cut none can get a salt.
+        return named if named and not named.salt else Match(MatchKind.PARTIAL, model)
+
+
+def _by_name(question: Question, routes: Routes, model: str | None) -> Match | None:
+    if question.prefix_name is None:
+        return None
+    prefixes = routes.named(question.prefix_name, model, question.tenant)
+    if not prefixes or not routes.reusable(prefixes, question.tenant):
+        return None
+    return replace(_matched(MatchKind.HEADER, prefixes), ids=(prefixes[0].id,))
+
+
+def _matched(
+    kind: MatchKind, prefixes: tuple[RoutePrefix, ...], meant: tuple[RoutePrefix, ...] = ()
+) -> Match:
+    return Match(
+        kind,
+        prefixes[0].model,
+        frozenset([digest for prefix in prefixes for digest in prefix.token_digests]),
+        tuple([prefix.id for prefix in prefixes]),
+        meant,
+        max([prefix.tokens for prefix in prefixes]),
+        salt=prefixes[0].salt,
+    )
+
+
+def _undeclared(head: RequestHead, cause: str) -> Match:
+    return Match(MatchKind.UNDECLARED, head.model, cause=cause)

@@ -1,0 +1,127 @@
+"""Bodies that were read before, but for their later turns: what they declare need not be read anew.
+
+An opening is all of a body that stands before the second turn and after the last one. A body that
+begins and ends with these bytes, and has only turns between them, has the same fields with the same
+values, but for the turns that no prefix depends on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from promptprefix_router.matching.body_slices import ABSENT
+
+OPENINGS_BYTES = 32 * 1024 * 1024
+"""How much is remembered of the bodies of one API."""
+
+MOST_ENDS = 4
+"""Ways in which bodies end that begin alike: what clients put after the turns seldom changes."""
+SELDOM = 16
+"""When they end in more ways, one body in so many is remembered in place of the oldest."""
+
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_FIRST = b"[{}"
+_END = b"]"
+_MARK = b"[]"
+
+_Head = TypeVar("_Head")
+
+
+@dataclass(slots=True)
+class _Beginning(Generic[_Head]):
+    """How bodies with the same beginning end, and what they declare; the oldest first."""
+
+    ends: list[tuple[bytes, _Head]] = field(default_factory=list, repr=False)
+    passed: int = 0
+
+    @property
+    def size(self) -> int:
+        return sum(len(end) for end, _ in self.ends)
+
+
+class Openings(Generic[_Head]):
+    """Openings of bodies of one API, at most ``capacity`` bytes; what was used last stays.
+
+    ``conversation`` is the field with the turns.
+    """
+
+    def __init__(self, conversation: str, capacity: int = OPENINGS_BYTES) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[bytes, _Beginning[_Head]] = OrderedDict()
+        # No beginning begins another one, so the last that is not after a body is the only one
+        # with which it may begin.
+        self._sorted: list[bytes] = []
+        self._size = 0
+        struct = msgspec.defstruct("Turns", [(conversation, msgspec.Raw, ABSENT)])
+        self._decoder = msgspec.json.Decoder(struct)
+        self._conversation = conversation
+
+    @property
+    def size(self) -> int:
+        """Bytes that are remembered."""
+        return self._size
+
+    def find(self, body: bytes) -> tuple[_Head, bytes] | None:
+        """Return what was remembered of such a body, and the text of its later turns."""
+        at = bisect_right(self._sorted, body) - 1
+        if at < 0 or not body.startswith(before := self._sorted[at]):
+            return None
+        found = next((each for each in self._known[before].ends if body.endswith(each[0])), None)
+        if found is None or len(before) + len(found[0]) > len(body):
+            return None
+        turns = body[len(before) : len(body) - len(found[0])]
+        try:
+            _LIST.decode(b"%s%s%s" % (_FIRST, turns, _END))
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return None
+        self._known.move_to_end(before)
+        return found[1], turns
+
+    def remember(self, body: bytes, first: bytes, head: _Head) -> None:
+        """Remember the opening of ``body``, in which no field of that API stands twice.
+
+        ``first`` is the raw text of its first turn.
+        """
+        opening = self._opening(body, first)
+        if opening is None or sum(map(len, opening)) > self._capacity // MOST_ENDS:
+            return
+        before, end = opening
+        known = self._known.get(before)
+        if known is None:
+            known = self._known[before] = _Beginning()
+            insort(self._sorted, before)
+            self._size += len(before)
+        elif any(end == each for each, _ in known.ends):
+            return
+        if len(known.ends) == MOST_ENDS:
+            known.passed += 1
+            if known.passed % SELDOM:
+                return
+            self._size -= len(known.ends.pop(0)[0])
+        known.ends.append((end, head))
+        self._size += len(end)
+        while self._size > self._capacity:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        before, gone = self._known.popitem(last=False)
+        del self._sorted[bisect_left(self._sorted, before)]
+        self._size -= len(before) + gone.size
+
+    def _opening(self, body: bytes, first: bytes) -> tuple[bytes, bytes] | None:
+        turns = bytes(getattr(self._decoder.decode(body), self._conversation))
+        start = body.find(turns)
+        end = start + len(turns)
+        within = turns.find(first, 1)
+        if within < 0 or turns[1:within].strip():
+            return None
+        # The same text may stand elsewhere as well: with a mark in its place the field must be it.
+        marked = self._decoder.decode(body[:start] + _MARK + body[end:])
+        if bytes(getattr(marked, self._conversation)) != _MARK:
+            return None
+        return body[: start + within + len(first)], body[end - 1 :]

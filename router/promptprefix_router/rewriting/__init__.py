@@ -1,0 +1,1 @@
+"""Requests whose bodies are changed on their way."""
