@@ -172,6 +172,7 @@ class OurRouter:
                     endpoints(self.addresses, self.prompts),
                 )
             await until(self._pool_healthy, "all engines are healthy for Envoy", START_S, 0.2)
+            await until(self._texts_known, "the picker has all declared texts", START_S, 0.2)
             yield self
 
     @property
@@ -198,6 +199,10 @@ class OurRouter:
         except httpx.HTTPError:
             return False
         return page.strip() == f"{name}: {len(self.addresses)}"
+
+    async def _texts_known(self) -> bool:
+        kept = await self.metric("promptprefix_router_texts", state="kept")
+        return kept >= len(self.prompts)
 
     def _settings(self, control: FakeControl) -> dict[str, str]:
         settings = {
