@@ -19,17 +19,13 @@ import uvloop
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
-from promptprefix_router.choosing.chooser import Chooser, UndeclaredMode
+from promptprefix_router.brain import Brain
 from promptprefix_router.choosing.engine_reader import EngineReader
-from promptprefix_router.choosing.load import LoadLedger
 from promptprefix_router.choosing.load_reader import LoadReader
-from promptprefix_router.choosing.prompt_history import PromptHistory
 from promptprefix_router.control.control_link import control_client
 from promptprefix_router.control.match_reporter import MatchReporter
-from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.route_keeper import PublishedPool, RouteKeeper
 from promptprefix_router.control.route_watcher import RouteWatcher
-from promptprefix_router.control.text_keeper import TextKeeper
 from promptprefix_router.doors.ext_authz import ExtAuthz
 from promptprefix_router.doors.http_door import Handler, HttpRequest, HttpResponse, open_door
 from promptprefix_router.envoy.bootstrap import write_bootstrap
@@ -40,15 +36,9 @@ from promptprefix_router.envoy.header_counts import HeaderCounts
 from promptprefix_router.envoy.publisher import EnvoyPublisher
 from promptprefix_router.envoy.routes_file import RoutesFile
 from promptprefix_router.gateway.pool_memory import PoolMemory
-from promptprefix_router.matching.matcher import Matcher
-from promptprefix_router.matching.memo import FingerprintMemo
-from promptprefix_router.matching.near_misses import PATH, NearMisses
-from promptprefix_router.matching.texts import Texts
+from promptprefix_router.matching.near_misses import PATH
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.picker import Picker
-from promptprefix_router.rewriting.respelling import Speller
 from promptprefix_router.rewriting.rewrite_door import RewriteDoor
-from promptprefix_router.rewriting.rewriter import Rewriter
 from promptprefix_router.settings import RouterSettings
 
 BAD_USAGE = 2
@@ -89,99 +79,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def serve(settings: RouterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
-    memo = FingerprintMemo(settings.memo_entries)
-    tally = MatchTally(time.time)
-    approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
-    history = PromptHistory(settings.history_chunks) if approximate else None
-    ledger = LoadLedger()
-    metrics = RouterMetrics(
-        memo,
-        time.monotonic,
-        pool_known=lambda: not pool.empty,
-        counted=lambda: len(tally),
-        history=() if history is None else history,
-        mode=settings.undeclared_mode,
-        others=lambda: ledger.others,
-    )
-    chooser = Chooser(ledger, history, settings.cost, time.monotonic)
-    matcher = Matcher(memo)
-    near_misses = NearMisses(
-        lambda look: asyncio.get_running_loop().call_soon(look),
-        metrics,
-        time.monotonic,
-        time.time,
-    )
-
-    def use_texts(known: Texts) -> None:
-        matcher.use(known.heads)
-        near_misses.use(known)
-
-    texts = TextKeeper(
-        lambda: control_client(settings.control_url, settings.ca_file),
-        settings.token_file,
-        settings.max_text_bytes,
-        use_texts,
-        metrics,
-        time.monotonic,
-    )
-    speller = Speller(texts.payload, settings.memo_entries)
-    rewriter = Rewriter(speller, settings.max_request_bytes)
-    picker = Picker(matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw)
+    brain = Brain.of(settings, lambda: not pool.empty)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
-        door = _gateway_door(settings, picker, ledger, metrics)
+        door = _gateway_door(settings, brain)
     else:
-        pool = publisher = _publisher(settings, metrics)
-        counts = HeaderCounts(settings.envoy_dir, tally, metrics)
-        door = _standalone_door(settings, picker, ledger, metrics, publisher, counts)
-    keeper = RouteKeeper(picker, pool, metrics, settings.tenant, time.monotonic, texts.want)
-    watcher = RouteWatcher(
+        pool = publisher = _publisher(settings, brain.metrics)
+        door = _standalone_door(settings, brain, publisher)
+    link = (
         lambda: control_client(settings.control_url, settings.ca_file),
         settings.token_file,
         settings.tenant,
-        keeper,
-        metrics,
     )
-    reporter = MatchReporter(
-        lambda: control_client(settings.control_url, settings.ca_file),
-        settings.token_file,
-        settings.tenant,
-        tally,
-        metrics,
-        time.time,
-        time.monotonic,
+    keeper = RouteKeeper(
+        brain.picker, pool, brain.metrics, settings.tenant, time.monotonic, brain.texts.want
     )
-    works = [watcher.run(), reporter.run(), texts.run()]
+    watcher = RouteWatcher(*link, keeper, brain.metrics)
+    reporter = MatchReporter(*link, brain.tally, brain.metrics, time.time, time.monotonic)
+    works = [watcher.run(), reporter.run(), brain.texts.run()]
     if settings.engine_interval_ms:
-        works.append(_engine_reader(settings, picker, ledger, metrics).run())
+        works.append(_engine_reader(settings, brain).run())
     stop = _stop_signal()
-    exposition = await open_door(
-        _exposition(metrics, near_misses),
-        settings.metrics_host,
-        settings.metrics_port,
-        public=True,
-    )
+    exposition: asyncio.Server | None = None
     try:
         async with _running(*works), door:
+            # Who asks for the health learns that the door is open; it is told to the very end.
+            exposition = await open_door(
+                _exposition(brain), settings.metrics_host, settings.metrics_port, public=True
+            )
             structlog.get_logger("picker").info("ready", tenant=settings.tenant, door=settings.door)
             # What lives for ever need not be looked at by each collection.
             gc.freeze()
             await stop.wait()
         await reporter.farewell()
     finally:
-        exposition.close()
+        if exposition is not None:
+            exposition.close()
 
 
 @asynccontextmanager
 async def _standalone_door(
-    settings: RouterSettings,
-    picker: Picker,
-    ledger: LoadLedger,
-    metrics: RouterMetrics,
-    publisher: EnvoyPublisher,
-    counts: HeaderCounts,
+    settings: RouterSettings, brain: Brain, publisher: EnvoyPublisher
 ) -> AsyncIterator[None]:
     """Answer the Envoy beside the picker, tell it names, and read its load and counts."""
+    picker, ledger, metrics = brain.picker, brain.ledger, brain.metrics
     decisions = await open_door(
         ExtAuthz(picker, settings.max_request_bytes, settings.tenant_header).answer,
         settings.decision_host,
@@ -192,6 +133,7 @@ async def _standalone_door(
     await rewrites.start(settings.decision_host, settings.rewrite_port)
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
     load = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
+    counts = HeaderCounts(settings.envoy_dir, brain.tally, metrics)
     counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
     try:
         async with admin:
@@ -206,14 +148,12 @@ async def _standalone_door(
 
 
 @asynccontextmanager
-async def _gateway_door(
-    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
-) -> AsyncIterator[None]:
+async def _gateway_door(settings: RouterSettings, brain: Brain) -> AsyncIterator[None]:
     """Answer gateways, and tell them of the picker's health."""
     # Its libraries cost memory, so they are loaded only where they serve.
     from promptprefix_router.gateway.server import GatewayServer
 
-    server = GatewayServer(settings, picker, ledger, metrics)
+    server = GatewayServer(settings, brain.picker, brain.ledger, brain.metrics)
     await server.start()
     async with _running(server.health.run()):
         yield
@@ -236,18 +176,20 @@ async def _running(*works: Coroutine[None, None, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
-def _exposition(metrics: RouterMetrics, near_misses: NearMisses) -> Handler:
+def _exposition(brain: Brain) -> Handler:
     def answer(request: HttpRequest) -> HttpResponse:
-        return near_misses.answer() if request.path == PATH else metrics.answer(request)
+        if request.path == PATH:
+            return brain.near_misses.answer()
+        return brain.metrics.answer(request)
 
     return answer
 
 
-def _engine_reader(
-    settings: RouterSettings, picker: Picker, ledger: LoadLedger, metrics: RouterMetrics
-) -> EngineReader:
+def _engine_reader(settings: RouterSettings, brain: Brain) -> EngineReader:
     interval_s = settings.engine_interval_ms / 1000
-    return EngineReader(lambda: picker.routes.endpoints, ledger, metrics, interval_s)
+    return EngineReader(
+        lambda: brain.picker.routes.endpoints, brain.ledger, brain.metrics, interval_s
+    )
 
 
 def _stop_signal() -> asyncio.Event:

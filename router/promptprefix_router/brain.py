@@ -1,0 +1,81 @@
+"""The parts that decide, joined: the same behind every door."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from promptprefix_router.choosing.chooser import Chooser, UndeclaredMode
+from promptprefix_router.choosing.load import LoadLedger
+from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.text_keeper import TextKeeper
+from promptprefix_router.matching.matcher import Matcher
+from promptprefix_router.matching.memo import FingerprintMemo
+from promptprefix_router.matching.near_misses import NearMisses
+from promptprefix_router.matching.texts import Texts
+from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import Picker
+from promptprefix_router.rewriting.respelling import Speller
+from promptprefix_router.rewriting.rewriter import Rewriter
+from promptprefix_router.settings import RouterSettings
+
+
+@dataclass(frozen=True)
+class Brain:
+    """The picker, and what others of the process share with it."""
+
+    picker: Picker
+    ledger: LoadLedger
+    tally: MatchTally
+    texts: TextKeeper
+    near_misses: NearMisses
+    metrics: RouterMetrics
+
+    @classmethod
+    def of(cls, settings: RouterSettings, pool_known: Callable[[], bool]) -> Self:
+        """Join the parts as ``settings`` say; ``pool_known`` tells whether there is a pool."""
+        memo = FingerprintMemo(settings.memo_entries)
+        approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
+        history = PromptHistory(settings.history_chunks) if approximate else None
+        ledger, tally, matcher = LoadLedger(), MatchTally(time.time), Matcher(memo)
+        metrics = RouterMetrics(
+            memo,
+            time.monotonic,
+            pool_known=pool_known,
+            counted=lambda: len(tally),
+            history=() if history is None else history,
+            mode=settings.undeclared_mode,
+            others=lambda: ledger.others,
+        )
+        near_misses = NearMisses(
+            lambda look: asyncio.get_running_loop().call_soon(look),
+            metrics,
+            time.monotonic,
+            time.time,
+        )
+
+        def use_texts(known: Texts) -> None:
+            matcher.use(known.heads)
+            near_misses.use(known)
+
+        texts = TextKeeper(
+            lambda: control_client(settings.control_url, settings.ca_file),
+            settings.token_file,
+            settings.max_text_bytes,
+            use_texts,
+            metrics,
+            time.monotonic,
+        )
+        chooser = Chooser(ledger, history, settings.cost, time.monotonic)
+        rewriter = Rewriter(
+            Speller(texts.payload, settings.memo_entries), settings.max_request_bytes
+        )
+        picker = Picker(
+            matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw
+        )
+        return cls(picker, ledger, tally, texts, near_misses, metrics)
