@@ -187,7 +187,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("negative idle time", {"idleTTL": "-10m"}, ("spec.idleTTL", "should match")),
     ("tenant in capitals", {"tenant": "Acme"}, ("spec.tenant", "should match")),
     ("two tenants", {"tenant": "a,b"}, ("spec.tenant", "should match")),
-    ("no tenant", {"tenant": ""}, ("spec.tenant", "should match")),
+    ("no tenant", {"tenant": ""}, ("spec.tenant", "at least 1 chars long")),
     ("salt without a Secret", {"cacheSaltRef": {}}, ("spec.cacheSaltRef.name", "Required value")),
     ("six fields", window(schedule="0 30 7 * * MON-FRI"), FIVE_FIELDS),
     ("four fields", window(schedule="30 7 * MON-FRI"), FIVE_FIELDS),

@@ -318,7 +318,7 @@ TAILED: list[tuple[str, str, Json]] = [
 def test_a_text_with_a_tail_hits_all_but_the_last_blocks_of_its_head(
     stand: Stand, name: str, path: str, body: Json
 ) -> None:
-    match = stand.match(path, json.dumps(body).encode())
+    match = stand.match(path, json.dumps(body).encode(), name)
     assert (match.kind, match.ids) == (MatchKind.HEAD, (name,))
     head = stand.warm(name)
     cached = stand.send(path, body)
