@@ -21,7 +21,7 @@ import pytest_asyncio
 from e2e.engine.server import BLOCK_SIZE, SERVED_MODEL, EngineOptions, running_engine
 from e2e.router.fake_control import FakeControl
 from e2e.router.stack import TENANT, TENANT_HEADER, RouterStack, public_folder
-from e2e.test_shapes import CHAT, MESSAGES, RESPONSES, TEMPLATE, cached_tokens
+from e2e.shapes_stand import CHAT, MESSAGES, RESPONSES, TEMPLATE, cached_tokens
 from e2e.waiting import until
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload

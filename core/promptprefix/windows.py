@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from promptprefix.durations import parse_duration
-from promptprefix.resource import Window
+from promptprefix.peak_window import Window
 from promptprefix.schedule import Schedule, ScheduleError, read_schedule
 
 CAPACITY: Final = 4_096

@@ -1,13 +1,9 @@
-"""The picker's parts on real sockets: questions, metrics, the operator and Envoy's admin."""
+"""How the router follows the operator: revisions, failures, standbys and new leaders."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -16,32 +12,11 @@ from aiohttp import web
 
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
-from promptprefix.wire import Revision, RouteEndpoint, RouteTable
-from promptprefix_router.choosing.chooser import Chooser
-from promptprefix_router.choosing.cost import CostKnobs
-from promptprefix_router.choosing.load import LoadLedger
-from promptprefix_router.choosing.load_reader import LoadReader
-from promptprefix_router.choosing.prompt_history import PromptHistory
+from promptprefix.wire import RouteTable
 from promptprefix_router.control.control_link import Backoff, control_client
-from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
-from promptprefix_router.control.routes import Routes
-from promptprefix_router.doors.ext_authz import ExtAuthz
-from promptprefix_router.doors.http_door import open_door
-from promptprefix_router.matching.matcher import Matcher
-from promptprefix_router.matching.memo import FingerprintMemo
-from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.picker import Picker
 
-ENDPOINT = RouteEndpoint(
-    pod_uid="u", pod="p", namespace="ml", address="10.0.0.1", port=8000, models=("m",), ready=True
-)
-
-
-def route_table(number: int, term: int = 1) -> RouteTable:
-    """Return a table with one endpoint."""
-    revision = Revision(term=term, number=number)
-    return RouteTable(revision=revision, prefixes=(), endpoints=(ENDPOINT,))
+from .router_tables import route_table
 
 
 class Recorder:
@@ -312,102 +287,3 @@ async def test_each_redial_is_a_new_tcp_connection(
     assert len({second, third, fourth}) == 3
     assert fourth == fifth
     assert recorder.results == ["table", "table"]
-
-
-def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:
-    """Return a picker with one endpoint."""
-    memo = FingerprintMemo(4)
-    metrics = RouterMetrics(memo, time.monotonic)
-    ledger = LoadLedger()
-    chooser = Chooser(ledger, PromptHistory(100), CostKnobs(), time.monotonic)
-    picker = Picker(Matcher(memo), chooser, MatchTally(time.time), metrics, time.perf_counter)
-    picker.use(Routes.from_table(route_table(1), "ml"))
-    return picker, ledger, metrics
-
-
-@asynccontextmanager
-async def served(
-    handler: Callable[..., object], body_limit: int = 1024
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve ``handler`` on loopback and give a client of it."""
-    server = await open_door(handler, "127.0.0.1", 0, body_limit)  # type: ignore[arg-type]
-    port = server.sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-        yield client
-    server.close()
-    await server.wait_closed()
-
-
-async def test_a_question_over_the_wire_is_answered_and_counted() -> None:
-    picker, _, metrics = picker_parts()
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-    door = ExtAuthz(picker, 1024)
-    async with served(door.answer) as decisions, served(metrics.answer) as exposition:
-        response = await decisions.post("/v1/chat/completions", json=body)
-        assert response.headers["x-gateway-destination-endpoint"] == "10.0.0.1:8000"
-        text = (await exposition.get("/metrics")).text
-        assert 'decisions_total{match="undeclared",outcome="least-loaded"} 1.0' in text
-        assert "promptprefix_router_decision_seconds_count 1.0" in text
-        assert "promptprefix_router_memo_hits_total 0.0" in text
-        assert (await exposition.get("/healthz")).status_code == 200
-        assert (await exposition.get("/other")).status_code == 404
-
-
-async def test_the_reader_fills_the_ledger() -> None:
-    _, ledger, metrics = picker_parts()
-    host = {
-        "address": {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
-        "stats": [{"name": "rq_active", "value": "4"}],
-    }
-    clusters = {"cluster_statuses": [{"name": "engines", "host_statuses": [host]}]}
-    answers = deque([httpx.Response(200, text=json.dumps(clusters)), httpx.Response(503)])
-    transport = httpx.MockTransport(lambda _request: answers.popleft())
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        reader = LoadReader(admin, ledger, metrics, 0.001)
-        ledger.pick("10.0.0.1:8000")
-        await reader.read()
-        assert ledger.load("10.0.0.1:8000") == 4
-        await reader.read()
-        assert ledger.load("10.0.0.1:8000") == 4
-
-
-async def test_an_idle_pool_is_read_again_one_interval_after_a_pick() -> None:
-    _, ledger, metrics = picker_parts()
-    events: list[str] = []
-
-    def answer(_: httpx.Request) -> httpx.Response:
-        events.append("read")
-        return httpx.Response(200, json={"cluster_statuses": []})
-
-    async def sleep(_: float) -> None:
-        events.append("sleep")
-        if len(events) == 5:
-            ledger.pick("10.0.0.1:8000")
-        if events.count("read") == 2:
-            raise asyncio.CancelledError
-
-    transport = httpx.MockTransport(answer)
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        with pytest.raises(asyncio.CancelledError):
-            await LoadReader(admin, ledger, metrics, 0.1, sleep).run()
-    assert events == ["read", "sleep", "sleep", "sleep", "sleep", "read", "sleep"]
-
-
-async def test_readings_that_take_long_are_rare() -> None:
-    _, ledger, metrics = picker_parts()
-    ledger.pick("10.0.0.1:8000")
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        ledger.pick("10.0.0.1:8000")
-        if len(pauses) == 3:
-            raise asyncio.CancelledError
-
-    times = iter((0.0, 0.001, 1.0, 1.025, 2.0, 2.5))
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"cluster_statuses": []}))
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        reader = LoadReader(admin, ledger, metrics, 0.1, sleep, lambda: next(times))
-        with pytest.raises(asyncio.CancelledError):
-            await reader.run()
-    assert pauses == pytest.approx([0.1, 0.5, 2.0])

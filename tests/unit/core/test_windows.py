@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptprefix.durations import parse_duration
-from promptprefix.resource import Window
+from promptprefix.peak_window import Window
 from promptprefix.windows import Calendar, Hours, hours_of
 
 from .clockwork import MINUTE, openings

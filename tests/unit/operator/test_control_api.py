@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from aiohttp import web
 
 from promptprefix.payload import Payload
 from promptprefix.placement import Plan
@@ -29,7 +27,7 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
-from promptprefix_operator import control_api, serving
+from promptprefix_operator import control_api
 from promptprefix_operator.control_api import (
     MAX_BODY_BYTES,
     Access,
@@ -350,17 +348,6 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
     assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
     writer.close()
     assert hasty.sidecars.connected() == {}
-
-
-async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.02)
-    async with AsyncExitStack() as stack:
-        port = await serving.listen(stack, web.Application(), "127.0.0.1", 0)
-        for sent in (b"", b"GET / HTTP/1.1\r\nHo"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
-            writer.close()
 
 
 async def test_a_tenants_own_router_gets_nothing_of_the_others(hasty: Setup) -> None:

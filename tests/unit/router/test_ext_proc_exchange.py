@@ -1,19 +1,13 @@
-"""The endpoint-picker protocol without a wire: what is answered to what, and when."""
+"""The endpoint-picker protocol without a wire: what is answered to what a request has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from promptprefix_router.choosing.chooser import Outcome
-from promptprefix_router.decision import COMMAND_REFUSED, Decision
 from promptprefix_router.gateway.ext_proc_events import (
     Answer,
-    BodyMode,
-    BodyModes,
     Event,
     Refused,
     RequestBody,
@@ -23,77 +17,30 @@ from promptprefix_router.gateway.ext_proc_events import (
     RequestPiece,
     RequestTrailers,
     RequestTrailersAnswer,
-    ResponseBody,
-    ResponseBodyAnswer,
-    ResponseHead,
-    ResponseHeadAnswer,
-    ResponsePiece,
-    ResponseTrailers,
-    ResponseTrailersAnswer,
-    Steering,
 )
-from promptprefix_router.gateway.ext_proc_exchange import PIECE_BYTES, Exchange, ProtocolError
 from promptprefix_router.gateway.hold_budget import HoldBudget
-from promptprefix_router.matching.matcher import MatchKind, Question
 
-from .samples import endpoint, routes
-
-LIMIT = 100
-PLACE = Steering("10.0.0.1:8000,10.0.0.2:8000")
-FIRST, SECOND = routes(endpoint(1), endpoint(2)).endpoints
-TOLD = "least-loaded;match=undeclared"
-NAMED = "known"
-COMMAND = b"command"
-
-
-class Asked:
-    """A picker that remembers its questions; it refuses `COMMAND` and rewrites to ``becomes``."""
-
-    def __init__(self, becomes: bytes | None = None) -> None:
-        self.questions: list[Question] = []
-        self.becomes = becomes
-
-    def resolves(self, name: str, tenant: str) -> bool:
-        """Know one name."""
-        return name == NAMED
-
-    def rewritten(self, decision: Decision, body: bytes) -> bytes | None:
-        """Return what the test says."""
-        assert decision.endpoint is FIRST
-        assert body == self.questions[-1].body
-        return self.becomes
-
-    def decide(self, question: Question) -> Decision:
-        """Pick the first endpoint, with the second behind it."""
-        self.questions.append(question)
-        if question.body == COMMAND:
-            return COMMAND_REFUSED
-        return Decision(Outcome.LEAST_LOADED, MatchKind.UNDECLARED, FIRST, (SECOND,))
-
-
-def exchange(asked: Asked, budget: HoldBudget | None = None) -> Exchange:
-    """Return a new exchange."""
-    return Exchange(asked, LIMIT, budget or HoldBudget(10 * LIMIT))
-
-
-def head(
-    request: BodyMode = BodyMode.NONE, response: BodyMode = BodyMode.NONE, **fields: object
-) -> RequestHead:
-    """Return the headers of a request in known modes."""
-    return RequestHead(path="/p", modes=BodyModes(request, response), **fields)  # type: ignore[arg-type]
-
-
-def modes(request: BodyMode, response: BodyMode = BodyMode.NONE) -> BodyModes:
-    """Return modes as an override."""
-    return BodyModes(request, response)
-
-
-BUFFERED, PARTIAL, STREAMED = BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, BodyMode.STREAMED
-DUPLEX, NONE = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE
-GO_ON = RequestHeadAnswer()
-STEER = RequestHeadAnswer(PLACE)
-BODY, MORE, END = RequestBody(b"12345"), RequestBody(b"678"), RequestBody(b"90", end_of_stream=True)
-LONG = b"x" * (LIMIT + 1)
+from .ext_proc_talk import (
+    BODY,
+    BUFFERED,
+    COMMAND,
+    DUPLEX,
+    END,
+    GO_ON,
+    LIMIT,
+    LONG,
+    MORE,
+    NAMED,
+    NONE,
+    PARTIAL,
+    PLACE,
+    STEER,
+    STREAMED,
+    Asked,
+    exchange,
+    head,
+    modes,
+)
 
 # What a gateway says, and for each what is answered; then the body that decided, and if in part.
 TABLE: list[tuple[str, list[Event], list[Sequence[Answer]], bytes, bool]] = [
@@ -310,143 +257,3 @@ def test_a_refusal_ends_the_exchange(events: list[Event]) -> None:
     assert under_test.refused
     assert not under_test.feed(END)
     assert not under_test.hurry()
-
-
-RESPONSES = (ResponseHead("10.0.0.2:8000"), ResponseBody(b"a"), ResponseBody(b"b", True))
-
-
-def test_a_response_that_is_only_shown() -> None:
-    under_test = exchange(Asked())
-    under_test.feed(head(NONE, STREAMED))
-    answers = [tuple(under_test.feed(event)) for event in (*RESPONSES, ResponseTrailers())]
-    assert answers == [
-        (ResponseHeadAnswer(TOLD),),
-        (ResponseBodyAnswer(),),
-        (ResponseBodyAnswer(),),
-        (ResponseTrailersAnswer(),),
-    ]
-    assert under_test.served == "10.0.0.2:8000"
-
-
-def test_a_response_that_must_be_given_back() -> None:
-    under_test = exchange(Asked())
-    under_test.feed(head(NONE, DUPLEX))
-    assert [tuple(under_test.feed(event)) for event in RESPONSES] == [
-        (ResponseHeadAnswer(TOLD),),
-        (ResponsePiece(b"a"),),
-        (ResponsePiece(b"b", end_of_stream=True),),
-    ]
-    assert not under_test.may_end
-
-
-def test_the_gateways_own_answer_to_an_unfinished_request_passes() -> None:
-    """Such as 413 for a body that is too large for its buffer."""
-    budget = HoldBudget(LIMIT)
-    for mode in (BUFFERED, DUPLEX):
-        under_test = exchange(Asked(), budget)
-        under_test.feed(head(mode))
-        if mode is DUPLEX:
-            under_test.feed(BODY)
-        assert tuple(under_test.feed(ResponseHead())) == (ResponseHeadAnswer(None),)
-        assert not under_test.hurry()
-        assert budget.held == 0
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [END],
-        [RequestTrailers()],
-        [ResponseHead()],
-        [head(BUFFERED), head(BUFFERED)],
-        [head(BUFFERED), RequestTrailers()],
-    ],
-)
-def test_what_comes_out_of_turn_is_an_error(events: list[Event]) -> None:
-    under_test = exchange(Asked())
-    *before, last = events
-    for event in before:
-        under_test.feed(event)
-    with pytest.raises(ProtocolError):
-        under_test.feed(last)
-
-
-def test_without_room_a_body_is_decided_by_what_was_seen() -> None:
-    budget = HoldBudget(7)
-    first, second = Asked(), Asked()
-    one, other = exchange(first, budget), exchange(second, budget)
-    one.feed(head(DUPLEX))
-    other.feed(head(DUPLEX))
-    assert not one.feed(BODY)
-    assert tuple(other.feed(MORE)) == (STEER, RequestPiece(b"678"))
-    assert second.questions[0].partial
-    one.close()
-    assert budget.held == 0
-
-
-def test_a_slow_client_is_decided_early() -> None:
-    asked = Asked()
-    under_test = exchange(asked)
-    under_test.feed(head(DUPLEX))
-    under_test.feed(BODY)
-    assert tuple(under_test.hurry()) == (STEER, RequestPiece(b"12345"))
-    assert asked.questions[0].partial
-    assert tuple(under_test.feed(END)) == (RequestPiece(b"90", end_of_stream=True),)
-
-
-@pytest.mark.parametrize(
-    ("events", "may_end"),
-    [
-        ([head(BUFFERED)], False),
-        ([head(BUFFERED), END], True),
-        ([head(DUPLEX), BODY], False),
-        ([head(DUPLEX), BODY, END], True),
-        ([head(DUPLEX, prefix_name=NAMED), BODY], False),
-        ([head(DUPLEX, DUPLEX), END], False),
-    ],
-)
-def test_when_the_gateway_can_go_on_alone(events: list[Event], may_end: bool) -> None:
-    under_test = exchange(Asked())
-    for event in events:
-        under_test.feed(event)
-    assert under_test.may_end is may_end
-
-
-@given(
-    pieces=st.lists(st.binary(max_size=60), max_size=8),
-    trailers=st.booleans(),
-    hurried_after=st.integers(0, 8),
-    room=st.integers(0, 300),
-)
-def test_every_byte_is_given_back_once_in_order(
-    pieces: list[bytes], trailers: bool, hurried_after: int, room: int
-) -> None:
-    budget = HoldBudget(room)
-    under_test = exchange(Asked(), budget)
-    answers = list(under_test.feed(head(DUPLEX)))
-    for index, piece in enumerate(pieces):
-        answers += under_test.feed(RequestBody(piece))
-        if index == hurried_after:
-            answers += under_test.hurry()
-    answers += under_test.feed(RequestTrailers() if trailers else RequestBody(b"", True))
-    given_back = [answer for answer in answers if isinstance(answer, RequestPiece)]
-    assert b"".join(piece.body for piece in given_back) == b"".join(pieces)
-    assert [piece.end_of_stream for piece in given_back if piece.end_of_stream] == (
-        [] if trailers else [True]
-    )
-    assert isinstance(answers[0], RequestHeadAnswer)
-    assert budget.held == 0
-
-
-@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
-@pytest.mark.parametrize("last", [True, False])
-def test_long_pieces_are_given_back_in_parts(size: int, last: bool) -> None:
-    under_test = exchange(Asked())
-    under_test.feed(head(NONE, DUPLEX))
-    body = bytes(range(251)) * (size // 251 + 1)
-    parts = under_test.feed(ResponseBody(body[:size], last))
-    pieces = [part for part in parts if isinstance(part, ResponsePiece)]
-    assert b"".join(piece.body for piece in pieces) == body[:size]
-    assert all(len(piece.body) <= PIECE_BYTES for piece in pieces)
-    assert [piece.end_of_stream for piece in pieces if piece.end_of_stream] == [True] * last
-    assert not last or pieces[-1].end_of_stream
