@@ -42,6 +42,11 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
         response = await ask(stack, declared())
         return "match=fingerprint" in response.headers.get(DECISION, "")
 
+    async def warm_again() -> bool:
+        response = await ask(stack, declared())
+        told = response.headers[DECISION] == "warm;match=fingerprint"
+        return told and response.json() == {"engine": "b"}
+
     tasks = [asyncio.create_task(load()) for _ in range(8)]
     await until(_more_than(answers, 40), "load runs")
     await stack.stop_picker()
@@ -55,6 +60,7 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
     await asyncio.gather(*tasks)
     assert set(answers) == {(200, "")}
     assert len(answers) > 60
+    await until(warm_again, "without the load the holder is picked")
 
 
 def _more_than(items: Sequence[object], count: int) -> Callable[[], Awaitable[bool]]:

@@ -62,6 +62,26 @@ class RouterMetrics:
         PlatformCollector(registry=self.registry)
         self._clock = clock
         self._confirmed_at = -math.inf
+        self._make_of_requests()
+        self._make_of_the_operator()
+        self._make_of_texts()
+        self._make_of_envoy_and_engines()
+        self.registry.register(_MemoUse(memo))
+        self._show("memo_entries", "Remembered fingerprints.", lambda: len(memo))
+        self._show(
+            "foreign_requests", "Requests on the engines that came by others, as last read.", others
+        )
+        self._show("counted_versions", "Versions of prefixes whose matches are counted.", counted)
+        self._show(
+            "history_chunks",
+            "Remembered chunks of prompts, by endpoint.",
+            lambda: len(history),
+        )
+        modes = self._gauge("undeclared_mode", "How undeclared prompts are routed: 1.", "mode")
+        for each in UndeclaredMode:
+            modes.labels(each).set(each is mode)
+
+    def _make_of_requests(self) -> None:
         self._decisions = self._counter(
             "decisions", "Decisions by how a request matched and what came of it.", "match outcome"
         )
@@ -84,12 +104,20 @@ class RouterMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self._endpoints = self._gauge("endpoints", "Endpoints of the pool.", "state")
         self._rewrites = self._counter(
             "rewrites", "Requests whose prefix has them rewritten, by what came of it.", "result"
         )
         for result in RewriteResult:
             self._rewrites.labels(result)
+        self._undeclared = self._counter(
+            "undeclared", "Requests that stand for no prefix, by why.", "cause"
+        )
+        self._near_misses = self._counter(
+            "near_misses", "Requests of the sample that came near a prefix, by why not.", "cause"
+        )
+
+    def _make_of_the_operator(self) -> None:
+        self._endpoints = self._gauge("endpoints", "Endpoints of the pool.", "state")
         self._prefixes = self._gauge("prefixes", "Declared prefixes in the route table.")
         self._salt_conflicts = self._gauge(
             "salt_conflicts",
@@ -98,6 +126,23 @@ class RouterMetrics:
         self._syncs = self._counter(
             "route_syncs", "Answers and failures of the operator's route table.", "result"
         )
+        self._show(
+            "route_table_age_seconds",
+            "Time since the operator last confirmed the route table.",
+            lambda: self._clock() - self._confirmed_at,
+        )
+        self._reports = self._counter(
+            "match_reports", "Reports of matches to the operator, and failures.", "result"
+        )
+
+    def _make_of_texts(self) -> None:
+        self._fetches = self._counter(
+            "text_fetches", "Answers and failures of the operator's declared texts.", "result"
+        )
+        self._texts = self._gauge("texts", "Declared texts of the route table.", "state")
+        self._text_bytes = self._gauge("text_bytes", "Bytes of the declared texts that are kept.")
+
+    def _make_of_envoy_and_engines(self) -> None:
         self._readings = self._counter("load_readings", "Readings of Envoy's load.", "result")
         self._names = self._gauge("header_names", "Names that Envoy resolves alone.")
         self._names_behind = self._gauge(
@@ -109,40 +154,6 @@ class RouterMetrics:
         self._engines = self._counter(
             "engine_readings", "Readings of the engines' own numbers of requests.", "result"
         )
-        strangers = self._gauge(
-            "foreign_requests", "Requests on the engines that came by others, as last read."
-        )
-        strangers.set_function(others)
-        age = self._gauge(
-            "route_table_age_seconds", "Time since the operator last confirmed the route table."
-        )
-        age.set_function(lambda: self._clock() - self._confirmed_at)
-        self._reports = self._counter(
-            "match_reports", "Reports of matches to the operator, and failures.", "result"
-        )
-        versions = self._gauge(
-            "counted_versions", "Versions of prefixes whose matches are counted."
-        )
-        versions.set_function(counted)
-        self._undeclared = self._counter(
-            "undeclared", "Requests that stand for no prefix, by why.", "cause"
-        )
-        self._near_misses = self._counter(
-            "near_misses", "Requests of the sample that came near a prefix, by why not.", "cause"
-        )
-        self._fetches = self._counter(
-            "text_fetches", "Answers and failures of the operator's declared texts.", "result"
-        )
-        self._texts = self._gauge("texts", "Declared texts of the route table.", "state")
-        self._text_bytes = self._gauge("text_bytes", "Bytes of the declared texts that are kept.")
-        entries = self._gauge("memo_entries", "Remembered fingerprints.")
-        entries.set_function(lambda: len(memo))
-        self.registry.register(_MemoUse(memo))
-        chunks = self._gauge("history_chunks", "Remembered chunks of prompts, by endpoint.")
-        chunks.set_function(lambda: len(history))
-        modes = self._gauge("undeclared_mode", "How undeclared prompts are routed: 1.", "mode")
-        for each in UndeclaredMode:
-            modes.labels(each).set(each is mode)
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """Count one decision."""
@@ -244,3 +255,6 @@ class RouterMetrics:
 
     def _gauge(self, name: str, text: str, labels: str = "") -> Gauge:
         return Gauge(name, text, labels.split(), namespace=_NAMESPACE, registry=self.registry)
+
+    def _show(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self._gauge(name, text).set_function(value)
