@@ -76,7 +76,7 @@ class RouterSettings(BaseSettings):
     undeclared_mode: UndeclaredMode = UndeclaredMode.APPROXIMATE
     """How requests without a declared prefix are sent where their prompt is cached."""
     history_chunks: int = Field(default=262_144, ge=1, le=16_777_216)
-    """Chunks of prompts (1 KiB) whose endpoints are remembered (about 250 bytes each)."""
+    """Chunks of prompts (1 KiB) whose endpoints are remembered (about 350 bytes each)."""
     tokens_per_active_request: int = Field(
         default=CostKnobs.tokens_per_active_request, ge=1, le=1_000_000
     )

@@ -23,7 +23,7 @@ _SPARE = 16
 class PromptHistory:
     """Chunks by endpoint. Endpoints are seats: small numbers, bits of a mask.
 
-    ``capacity`` bounds all chunks together, in equal shares; a chunk takes about 250 bytes.
+    ``capacity`` bounds all chunks together, in equal shares; a chunk takes about 350 bytes.
     """
 
     def __init__(self, capacity: int) -> None:
