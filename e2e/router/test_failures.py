@@ -44,8 +44,8 @@ async def test_requests_survive_the_picker(stack: RouterStack) -> None:
 
     async def warm_again() -> bool:
         response = await ask(stack, declared())
-        told = response.headers.get(DECISION) == "warm;match=fingerprint"
-        return told and response.json() == {"engine": "b"}
+        told = response.headers.get(DECISION), response.json()["engine"]
+        return told == ("warm;match=fingerprint", "b")
 
     tasks = [asyncio.create_task(load()) for _ in range(8)]
     await until(_more_than(answers, 40), "load runs")
@@ -79,7 +79,7 @@ async def test_a_picker_that_hangs_delays_by_the_timeout(stack: RouterStack) -> 
         stack.picker.send_signal(signal.SIGCONT)
     assert response.status_code == 200
     assert DECISION not in response.headers
-    assert 0 < response.elapsed.total_seconds() - DECISION_TIMEOUT_MS / 1000 < 1.5
+    assert 1 < response.elapsed.total_seconds() * 1000 / DECISION_TIMEOUT_MS < 5
 
 
 async def test_a_removed_endpoint_gets_nothing(stack: RouterStack) -> None:
