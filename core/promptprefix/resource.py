@@ -184,7 +184,7 @@ class CacheSaltRef(Strict):
         min_length=1,
         max_length=253,
         pattern=r"^[-._a-zA-Z0-9]+$",
-        description="Key of its data; the value is UTF-8 text of 16 to 256 characters.",
+        description="Key of its data; the value is UTF-8 text of 16 to 128 characters.",
     )
 
 

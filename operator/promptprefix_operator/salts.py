@@ -11,7 +11,9 @@ from promptprefix.fleet import Prefix
 from promptprefix.wire import RoutePrefix
 
 MIN_CHARACTERS: Final = 16
-MAX_CHARACTERS: Final = 256
+MAX_CHARACTERS: Final = 128
+"""vLLM refuses requests with a longer one, and with one of these."""
+FORBIDDEN: Final = frozenset("@/\\")
 
 
 class SaltError(ValueError):
@@ -36,6 +38,8 @@ def decoded_salt(encoded: str) -> str:
         )
     if not salt.isprintable():
         raise SaltError("has control characters: use letters and digits")
+    if not FORBIDDEN.isdisjoint(salt):
+        raise SaltError("has one of @ / \\, which engines refuse: use letters and digits")
     if not MIN_CHARACTERS <= len(salt) <= MAX_CHARACTERS:
         raise SaltError(
             f"has {len(salt)} characters; {MIN_CHARACTERS} to {MAX_CHARACTERS} are allowed: use "

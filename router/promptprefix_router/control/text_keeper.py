@@ -154,11 +154,11 @@ class TextKeeper:
         headers = {"authorization": bearer(self._token_file)}
         fetches = (self._fetch(client, headers, digest) for digest in missing)
         results = await asyncio.gather(*fetches, return_exceptions=True)
-        if self._arrived and (self._arrived >= STEP or not self._missing()):
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if self._arrived and (failures or self._arrived >= STEP or not self._missing()):
             self._put_in_force()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        if failures:
+            raise failures[0]
 
     async def _wait(self) -> None:
         self._news.clear()

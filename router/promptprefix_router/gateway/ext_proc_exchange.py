@@ -141,7 +141,8 @@ class Exchange:
         self._request_ended = head.end_of_stream
         named = head.prefix_name is not None and self._brain.resolves(head.prefix_name, head.tenant)
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
-            return (self._steer(b"", partial=True, answer=self._answer_head),)
+            partial = not head.end_of_stream
+            return (self._steer(b"", partial=partial, answer=self._answer_head),)
         if modes.request in _BUFFERED:
             self._phase = _Phase.WAITING
             return (self._answer_head(None),)

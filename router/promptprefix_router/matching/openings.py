@@ -19,6 +19,9 @@ from promptprefix_router.matching.body_slices import ABSENT
 OPENINGS_BYTES = 32 * 1024 * 1024
 """How much is remembered of the bodies of one API."""
 
+OVERHEAD_BYTES = 1024
+"""What an end takes beside its bytes, with what it declares, roughly."""
+
 MOST_ENDS = 4
 """Ways in which bodies end that begin alike: what clients put after the turns seldom changes."""
 SELDOM = 16
@@ -41,7 +44,7 @@ class _Beginning(Generic[_Head]):
 
     @property
     def size(self) -> int:
-        return sum(len(end) for end, _ in self.ends)
+        return sum(_size(end) for end, _ in self.ends)
 
 
 class Openings(Generic[_Head]):
@@ -102,9 +105,11 @@ class Openings(Generic[_Head]):
             known.passed += 1
             if known.passed % SELDOM:
                 return
-            self._size -= len(known.ends.pop(0)[0])
-        known.ends.append((end, head))
-        self._size += len(end)
+            self._size -= _size(known.ends.pop(0)[0])
+        # Most declare the same: that is kept once.
+        alike = next((each for _, each in known.ends if each == head), head)
+        known.ends.append((end, alike))
+        self._size += _size(end)
         while self._size > self._capacity:
             self._forget_oldest()
 
@@ -125,3 +130,7 @@ class Openings(Generic[_Head]):
         if bytes(getattr(marked, self._conversation)) != _MARK:
             return None
         return body[: start + within + len(first)], body[end - 1 :]
+
+
+def _size(end: bytes) -> int:
+    return OVERHEAD_BYTES + len(end)

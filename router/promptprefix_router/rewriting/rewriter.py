@@ -137,7 +137,8 @@ class Rewriter:
             if salt:
                 raise TooLongError
             return None
-        if not salt and not may_have_salt(body):
+        # Without a body nothing is computed.
+        if not body or (not salt and not may_have_salt(body)):
             return None
         try:
             changed = with_salt(body, salt)

@@ -132,14 +132,14 @@ TABLE: list[tuple[str, list[Event], list[Sequence[Answer]], bytes, bool]] = [
         [head(DUPLEX, end_of_stream=True)],
         [(STEER,)],
         b"",
-        True,
+        False,
     ),
     (
         "no body, buffered: none is asked for",
         [head(BUFFERED, BUFFERED, end_of_stream=True)],
         [(RequestHeadAnswer(PLACE, modes(NONE)),)],
         b"",
-        True,
+        False,
     ),
     (
         "the name of a prefix decides: the body is not asked for",

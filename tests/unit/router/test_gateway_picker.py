@@ -147,3 +147,12 @@ def test_the_remembered_pool() -> None:
     assert not pool.empty
     assert pool.publish(Routes())
     assert pool.empty
+
+
+def test_a_tenants_request_without_a_body_needs_no_salt() -> None:
+    table = routes(endpoint(1), prefixes=(prefix(owner="acme", salt="the-salt-of-acme"),))
+    picker = gateway(table)[0]
+    assert picker.decide(Question("/v1/models", b"", tenant="acme")).refusal is None
+    refusal = picker.decide(Question("/v1/models", b"", partial=True, tenant="acme")).refusal
+    assert refusal is not None
+    assert refusal.status == 413

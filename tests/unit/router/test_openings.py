@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix.shapes.chat import CHAT
-from promptprefix_router.matching.openings import MOST_ENDS, Openings
-from promptprefix_router.matching.request_head import DeclaringReader, MalformedError
+from promptprefix_router.matching.openings import MOST_ENDS, OVERHEAD_BYTES, Openings
+from promptprefix_router.matching.request_head import (
+    DeclaringHead,
+    DeclaringReader,
+    MalformedError,
+)
 
 SYSTEM = {"role": "system", "content": "You are the triage desk."}
 TOOLS = [{"type": "function", "function": {"name": "lookup"}}]
@@ -104,7 +109,7 @@ def test_the_same_text_in_another_field_is_not_the_conversation() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    openings: Openings[int] = Openings("messages", capacity=10_000)
+    openings: Openings[int] = Openings("messages", capacity=10 * OVERHEAD_BYTES)
     bodies = [
         json.dumps({"messages": [{"role": "system", "content": f"{n} {'x' * 300}"}]}).encode()
         for n in range(100)
@@ -112,7 +117,7 @@ def test_memory_is_bounded() -> None:
     for number, body in enumerate(bodies):
         first = body[body.index(b"[") + 1 : body.rindex(b"]")]
         openings.remember(body, first, number)
-        assert openings.size <= 10_000
+        assert openings.size <= 10 * OVERHEAD_BYTES
         assert openings.find(body) == (number, b"")
     assert openings.find(bodies[0]) is None
 
@@ -123,3 +128,30 @@ def test_ends_that_always_change_are_seldom_remembered() -> None:
         openings.remember(chat(user("hello"), user_id=number), FIRST, number)
     kept = [n for n in range(100) if openings.find(chat(user("x"), user_id=n)) is not None]
     assert len(kept) == MOST_ENDS
+
+
+def test_small_bodies_are_counted_with_what_they_take_besides() -> None:
+    openings: Openings[DeclaringHead] = Openings("messages")
+    fresh = DeclaringReader(CHAT)
+    bodies = [
+        json.dumps({"user": n, "messages": [SYSTEM], "model": "m"}).encode() for n in range(500)
+    ]
+    tracemalloc.start()
+    for body in bodies:
+        head = fresh.read(body)
+        assert len(head.keys) == 2
+        openings.remember(body, FIRST, head)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 2 * openings.size
+
+
+def test_what_several_ends_declare_is_kept_once() -> None:
+    openings: Openings[DeclaringHead] = Openings("messages")
+    fresh = DeclaringReader(CHAT)
+    bodies = [chat(user("hello"), user_id=number) for number in range(2)]
+    for body in bodies:
+        openings.remember(body, FIRST, fresh.read(body))
+    heads = [found[0] for body in bodies if (found := openings.find(body)) is not None]
+    assert len(heads) == 2
+    assert heads[0] is heads[1]

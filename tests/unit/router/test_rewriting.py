@@ -80,6 +80,8 @@ def test_spelling_and_salt(
         (b"{", ""),
         (b'{"cache_salt"', ""),
         (b"\xff\0", ""),
+        (b"", ""),
+        (b"", SALT),
     ],
 )
 def test_what_is_right_or_no_object_stays(sent: bytes, salt: str) -> None:
@@ -93,7 +95,7 @@ def test_a_body_that_was_cut_stays() -> None:
         Rewriter().plan(question, Match(MatchKind.PARTIAL, salt=SALT))
 
 
-@pytest.mark.parametrize("sent", [b"", b"[]", b'{"a":1', b"{}{}", b"[" * 100_000])
+@pytest.mark.parametrize("sent", [b" ", b"[]", b'{"a":1', b"{}{}", b"[" * 100_000])
 def test_a_salt_can_not_be_put_into_what_is_no_object(sent: bytes) -> None:
     with pytest.raises(UnreadableError):
         planned(sent, SALT)

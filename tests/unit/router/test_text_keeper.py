@@ -280,3 +280,10 @@ async def test_a_failure_is_tried_again_and_known_texts_stay(
     assert stand.head(PAYLOAD) is not None
     stand.serve(OWN)
     await stand.until(lambda: len(stand.texts) == 2)
+
+
+async def test_one_that_fails_for_ever_does_not_keep_others_away(stand: Stand) -> None:
+    stand.serve(PAYLOAD)
+    stand.answers[f"/v1/content/{OWN.digest}"] = httpx.Response(500)
+    stand.want(declared(OWN, tokens=9), declared(PAYLOAD))
+    await stand.until(lambda: stand.head(PAYLOAD) is not None)
