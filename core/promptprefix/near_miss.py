@@ -53,7 +53,7 @@ class Divergence(StrEnum):
 
 FIXES: Mapping[Divergence, str] = {
     Divergence.MODEL: "declare the prefix for this model too, or send the declared name",
-    Divergence.SALT: "send the cache_salt of the prefix's tenant, or none for a prefix without one",
+    Divergence.SALT: "declare the text for the request's tenant: spec.tenant, spec.cacheSaltRef",
     Divergence.OPTIONS: "send the declared chat_template_kwargs and reasoning effort",
     Divergence.TIMESTAMP: "move the date or time into the user turn",
     Divergence.RANDOM_ID: "move the id into the user turn",

@@ -85,6 +85,28 @@ def test_the_picker_is_told_of_its_door(monkeypatch: pytest.MonkeyPatch) -> None
         assert spec["terminationGracePeriodSeconds"] > settings.gateway_drain_s
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "field"),
+    [
+        ("undeclaredMode", "least-load", "undeclared_mode"),
+        ("historyChunks", 7, "history_chunks"),
+        ("tokensPerActiveRequest", 7, "tokens_per_active_request"),
+        ("loadFactor", 1.5, "load_factor"),
+        ("loadSlack", 7, "load_slack"),
+        ("engineIntervalMs", 0, "engine_interval_ms"),
+        ("maxTextBytes", 0, "max_text_bytes"),
+        ("tenantHeader", "x-tenant", "tenant_header"),
+    ],
+)
+def test_what_decides_is_set_as_in_the_other_mode(
+    path: str, value: object, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = pods(changed(GATEWAY, f"router.{path}", value))["promptprefix-router"]
+    for key, given in environment(container(spec, "picker")).items():
+        monkeypatch.setenv(key, given)
+    assert getattr(RouterSettings(), field) == value
+
+
 def test_a_certificate_of_its_own_needs_no_secret() -> None:
     values = changed(
         changed(GATEWAY, "router.gateway.tls", "self-signed"), "router.gateway.tlsSecret", ""
@@ -100,7 +122,7 @@ def test_the_operator_knows_each_tenants_picker() -> None:
     assert accounts == "ml/promptprefix-router,chat/promptprefix-router"
 
 
-def test_pickers_reach_the_operator_and_no_engine() -> None:
+def test_pickers_reach_the_operator_and_their_engines() -> None:
     rendered = objects(GATEWAY)
     labels = named(rendered, "Deployment", "promptprefix-operator")["spec"]["selector"]
     control = {
@@ -115,7 +137,8 @@ def test_pickers_reach_the_operator_and_no_engine() -> None:
     for tenant in NAMES.values():
         policy = named(rendered, "NetworkPolicy", "promptprefix-router", tenant)["spec"]
         assert policy["egress"][0] == control
-        (dns,) = policy["egress"][1:]
+        engines, dns = policy["egress"][1:]
+        assert engines == {"to": [{"podSelector": {}}]}, "for their metrics, in this namespace"
         assert {each["port"] for each in dns["ports"]} == {53}
     entrance = named(rendered, "NetworkPolicy", "promptprefix-operator")["spec"]["ingress"][0]
     (served,) = entrance["from"]

@@ -43,8 +43,19 @@ class ExtAuthz:
         decision = self._picker.decide(self._question(request))
         if decision.refusal is not None:
             return HttpResponse(decision.refusal.status, (_JSON,), decision.refusal.body)
+        return self._permit(decision.summary, decision.destination, self._mark(request, decision))
+
+    def _mark(self, request: HttpRequest, decision: Decision) -> str:
+        """Return the mark without which Envoy lets no request of a tenant pass.
+
+        A picker that has no route table yet can't know which salt is due, and marks none.
+        """
         fenced = self._tenant_header in request.headers
-        return self._permit(decision.summary, decision.destination, _mark(decision, fenced))
+        if fenced and self._picker.routes.revision is None:
+            return ""
+        if decision.rewriting is not None:
+            return decision.rewriting.manner
+        return UNCHANGED if fenced else ""
 
     def _question(self, request: HttpRequest) -> Question:
         name = request.headers.get(_PREFIX)
@@ -58,13 +69,6 @@ class ExtAuthz:
             prefix_name=name.decode("latin-1") if name else None,
             tenant=tenant.decode("latin-1"),
         )
-
-
-def _mark(decision: Decision, fenced: bool) -> str:
-    """Return the mark without which Envoy lets no request of a tenant pass."""
-    if decision.rewriting is not None:
-        return decision.rewriting.manner
-    return UNCHANGED if fenced else ""
 
 
 def _permit(summary: str, destination: str, rewrite: str) -> HttpResponse:

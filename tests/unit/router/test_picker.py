@@ -13,7 +13,7 @@ from promptprefix_router.choosing.chooser import Outcome
 from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.doors.ext_authz import ExtAuthz
 from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
-from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER
+from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, REWRITE_HEADER
 from promptprefix_router.matching.matcher import Matcher, MatchKind, Question
 from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
@@ -134,3 +134,22 @@ def test_no_input_makes_it_fail(picker: Picker, body: bytes, path: str, name: st
     response = ExtAuthz(picker, LIMIT).answer(request)
     assert response.status in (200, 403)
     assert response.encode().startswith(b"HTTP/1.1 ")
+
+
+def test_a_tenants_request_passes_only_if_its_salt_is_known_or_it_has_none() -> None:
+    memo = FingerprintMemo(16)
+    metrics = RouterMetrics(memo, time.monotonic)
+    tally = MatchTally(time.time)
+    fresh = Picker(Matcher(memo), chooser(), tally, metrics, time.perf_counter)
+    door = ExtAuthz(fresh, LIMIT, "x-tenant")
+
+    def mark(tenant: str | None, **fields: str) -> str | None:
+        headers = {} if tenant is None else {b"x-tenant": tenant.encode()}
+        told = door.answer(HttpRequest("POST", "/v1/chat/completions", headers, chat(**fields)))
+        assert told.status == 200
+        return dict(told.headers).get(REWRITE_HEADER)
+
+    assert (mark("acme"), mark(None)) == (None, None), "no route table yet"
+    assert mark("acme", cache_salt="of a client") is None
+    fresh.use(routes(prefixes=(prefix(owner="acme", salt="the-salt-of-acme"),)))
+    assert (mark("acme"), mark("other"), mark(None)) == ("salt", "none", None)

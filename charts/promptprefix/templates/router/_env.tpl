@@ -18,16 +18,6 @@
   value: {{ int64 $values.memoEntries | quote }}
 - name: PROMPTPREFIX_MAX_TEXT_BYTES
   value: {{ int64 $values.maxTextBytes | quote }}
-{{- if include "promptprefix.gateway" .root }}
-- name: PROMPTPREFIX_DOOR
-  value: gateway
-- name: PROMPTPREFIX_GATEWAY_TLS
-  value: {{ $values.gateway.tls | quote }}
-- name: PROMPTPREFIX_GATEWAY_DRAIN_S
-  value: {{ int64 $values.drainSeconds | quote }}
-{{- else }}
-- name: PROMPTPREFIX_DECISION_TIMEOUT_MS
-  value: {{ int64 $values.decisionTimeoutMs | quote }}
 - name: PROMPTPREFIX_UNDECLARED_MODE
   value: {{ $values.undeclaredMode | quote }}
 - name: PROMPTPREFIX_HISTORY_CHUNKS
@@ -38,10 +28,20 @@
   value: {{ $values.loadFactor | quote }}
 - name: PROMPTPREFIX_LOAD_SLACK
   value: {{ int64 $values.loadSlack | quote }}
-- name: PROMPTPREFIX_LOAD_INTERVAL_MS
-  value: {{ int64 $values.loadIntervalMs | quote }}
 - name: PROMPTPREFIX_ENGINE_INTERVAL_MS
   value: {{ int64 $values.engineIntervalMs | quote }}
+{{- if include "promptprefix.gateway" .root }}
+- name: PROMPTPREFIX_DOOR
+  value: gateway
+- name: PROMPTPREFIX_GATEWAY_TLS
+  value: {{ $values.gateway.tls | quote }}
+- name: PROMPTPREFIX_GATEWAY_DRAIN_S
+  value: {{ int64 $values.drainSeconds | quote }}
+{{- else }}
+- name: PROMPTPREFIX_DECISION_TIMEOUT_MS
+  value: {{ int64 $values.decisionTimeoutMs | quote }}
+- name: PROMPTPREFIX_LOAD_INTERVAL_MS
+  value: {{ int64 $values.loadIntervalMs | quote }}
 - name: PROMPTPREFIX_HEALTH_INTERVAL_S
   value: {{ $values.healthIntervalSeconds | quote }}
 - name: PROMPTPREFIX_IDLE_TIMEOUT_S
