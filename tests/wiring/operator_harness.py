@@ -224,6 +224,13 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def counted(operator: Operator, name: str) -> float:
+    url = f"http://127.0.0.1:{operator.ports.metrics}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+
 def condition_of(api: ApiServer, kind: str, name: str = "triage") -> tuple[str, str]:
     found = api.objects[PREFIXES, "ml", name].get("status", {}).get("conditions", [])
     return next(((c["status"], c["reason"]) for c in found if c["type"] == kind), ("", ""))

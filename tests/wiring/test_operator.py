@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import pytest
 
 from promptprefix.annotations import UNPIN, WARM_NOW
@@ -28,6 +27,7 @@ from .operator_harness import (
     FakeSidecar,
     api_server,
     condition_of,
+    counted,
     exists,
     polling,
     resource,
@@ -116,13 +116,6 @@ async def routes(api: ApiServer, operator: Operator) -> RouteTable:
 
 def status_writes(api: ApiServer) -> int:
     return len([each for each in api if each.subresource == "status"])
-
-
-async def counted(operator: Operator, name: str) -> float:
-    url = f"http://127.0.0.1:{operator.ports.metrics}/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        lines = (await answer.text()).splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
 
 async def test_a_deletion_is_over_at_once_and_reaches_the_sidecar(api: ApiServer) -> None:
