@@ -54,7 +54,7 @@ class Outcome(StrEnum):
     UNROUTED = "unrouted"
     """No ready endpoint is known to serve the model: Envoy chooses by itself."""
     REFUSED = "refused"
-    """The body holds an engine command."""
+    """An engine command, several tenants, or a cache salt that can't be set."""
 
 
 class SpillReason(StrEnum):

@@ -48,7 +48,7 @@ class ProtocolError(ValueError):
     """The gateway said something out of turn."""
 
 
-class Brain(Protocol):
+class Decider(Protocol):
     """Who decides."""
 
     def resolves(self, name: str, tenant: str) -> bool:
@@ -77,8 +77,8 @@ class Exchange:
     `close` must be called at the end.
     """
 
-    def __init__(self, brain: Brain, limit: int, budget: HoldBudget) -> None:
-        self._brain = brain
+    def __init__(self, decider: Decider, limit: int, budget: HoldBudget) -> None:
+        self._decider = decider
         self._limit = limit
         self._budget = budget
         self._phase = _Phase.START
@@ -139,7 +139,9 @@ class Exchange:
         self._head = head
         self._modes = modes = head.modes or FULL_DUPLEX
         self._request_ended = head.end_of_stream
-        named = head.prefix_name is not None and self._brain.resolves(head.prefix_name, head.tenant)
+        named = head.prefix_name is not None and self._decider.resolves(
+            head.prefix_name, head.tenant
+        )
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
             partial = not head.end_of_stream
             return (self._steer(b"", partial=partial, answer=self._answer_head),)
@@ -221,7 +223,7 @@ class Exchange:
         question = Question(
             head.path, body, partial, head.prefix_name, tenant=head.tenant, subset=head.subset
         )
-        self.decision = decision = self._brain.decide(question)
+        self.decision = decision = self._decider.decide(question)
         if decision.refusal is not None:
             self._phase = _Phase.REFUSED
             return Refused(decision.refusal.status, decision.refusal.body, decision.summary)
@@ -229,7 +231,7 @@ class Exchange:
         return answer(Steering(decision.destination, head.forged))
 
     def _rewritten(self, body: bytes) -> bytes | None:
-        return self._brain.rewritten(self.decision, body) if self.decision is not None else None
+        return self._decider.rewritten(self.decision, body) if self.decision is not None else None
 
     def _answer_head(self, steering: Steering | None) -> RequestHeadAnswer:
         """Answer the headers, and ask to be spared what the rest does not need.
