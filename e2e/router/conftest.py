@@ -32,10 +32,14 @@ async def whole_stack() -> AsyncIterator[RouterStack]:
 @pytest_asyncio.fixture(loop_scope="package")
 async def stack(whole_stack: RouterStack) -> AsyncIterator[RouterStack]:
     """Give the stack with its default table: three ready engines, ``b`` warm."""
+    were_healthy = all(engine.healthy for engine in whole_stack.engines)
     for engine in whole_stack.engines:
         engine.seen.clear()
         engine.healthy = True
     await whole_stack.publish((prefix(),), pool(whole_stack.engines, warm="b"))
+    if not were_healthy:
+        # Envoy knows that they are again; the picker learns it with its next reading.
+        await whole_stack.settled()
     yield whole_stack
     for engine in whole_stack.engines:
         engine.hold.set()
