@@ -50,8 +50,7 @@ async def test_the_picker_is_not_asked(stack: RouterStack) -> None:
     assert stack.picker is not None
     stack.picker.send_signal(signal.SIGSTOP)
     try:
-        async with asyncio.timeout(1.5):
-            responses = [await named(stack) for _ in range(20)]
+        responses = [await named(stack) for _ in range(20)]
     finally:
         stack.picker.send_signal(signal.SIGCONT)
     assert [(r.json()["engine"], r.headers[DECISION]) for r in responses] == [("b", WARM)] * 20
@@ -131,7 +130,7 @@ async def test_names_that_envoy_does_not_know_take_the_ordinary_way(stack: Route
             headers=[("x-promptprefix", each) for each in twice],
         )
         assert response.status_code == 200
-        assert response.headers.get_list(DECISION) != [COLD]
+        assert response.headers[DECISION].startswith("warm;match=")
 
 
 async def test_a_name_of_another_namespace_is_unknown(stack: RouterStack) -> None:

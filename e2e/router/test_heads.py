@@ -93,11 +93,12 @@ async def test_a_text_that_left_the_table_matches_nothing(stack: RouterStack) ->
 
 async def test_a_text_that_cannot_be_read_leaves_the_rest_alone(stack: RouterStack) -> None:
     lost = known(PAYLOAD, content_digest="0" * 64, token_digests=(DIGEST,))
+    name = "promptprefix_router_text_fetches_total"
+    before = await stack.metric(name, result="refused")
     await publish(stack, lost, texts=0)
 
     async def refused() -> bool:
-        name = "promptprefix_router_text_fetches_total"
-        return await stack.metric(name, result="refused") > 0
+        return await stack.metric(name, result="refused") > before
 
     await until(refused, "the text was asked for")
     answer = await stack.client.post(f"{stack.url}{CHAT}", json=chat(PAYLOAD.system))
