@@ -12,6 +12,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MAX_MEMBERS = 1024
+"""Members of an object that are looked at; a request of any API has some dozens.
+
+Each takes a while, and a body has room for some hundred thousand.
+"""
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -54,6 +60,8 @@ def members(text: str, start: int) -> tuple[tuple[Member, ...], Span]:
     found = []
     at, ended = _opened(text, start, "{", "}")
     while not ended:
+        if len(found) == MAX_MEMBERS:
+            raise SpanError("more members than any request has")
         begin = at
         name, at = _value(text, begin)
         if not isinstance(name, str):

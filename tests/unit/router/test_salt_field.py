@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from promptprefix_router.rewriting.json_spans import MAX_MEMBERS
 from promptprefix_router.rewriting.salt_field import UnreadableError, may_have_salt, with_salt
 
 SALT = "the-word-of-the-router"
@@ -107,3 +108,10 @@ def test_every_reader_finds_our_salt_and_all_else(text: str, salt: str) -> None:
     assert others(changed) == others(body)
     assert with_salt(changed, salt) == changed
     assert may_have_salt(body) or with_salt(body, "") == body
+
+
+def test_a_body_of_many_members_is_not_searched_for_long() -> None:
+    most = json.dumps({f"a{number}": 1 for number in range(MAX_MEMBERS - 1)} | {"cache_salt": "x"})
+    assert json.loads(with_salt(most.encode(), SALT))["cache_salt"] == SALT
+    with pytest.raises(UnreadableError):
+        with_salt(f'{{"b":1,{most[1:]}'.encode(), SALT)
