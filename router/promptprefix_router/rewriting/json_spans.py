@@ -57,7 +57,7 @@ class Splice(NamedTuple):
 
 def members(text: str, start: int) -> tuple[tuple[Member, ...], Span]:
     """Return the members of the object at ``start``, in order, and the object's span."""
-    found = []
+    found: list[Member] = []
     at, ended = _opened(text, start, "{", "}")
     while not ended:
         if len(found) == MAX_MEMBERS:
