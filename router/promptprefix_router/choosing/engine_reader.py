@@ -13,6 +13,8 @@ from promptprefix_router.metrics import RouterMetrics
 
 AT_ONCE = 8
 """Engines that are asked at a time."""
+MOST_REQUESTS = 1_000_000
+"""A page that says more is none."""
 MOST_FAILURES = 3
 """What an engine last said is believed until so many answers in a row have failed."""
 WEIGHT = 0.25
@@ -33,9 +35,12 @@ def requests_of(page: bytes) -> int:
     if not found:
         raise PageError("no vllm:num_requests_running, no vllm:num_requests_waiting")
     try:
-        return round(sum(map(float, found)))
-    except (ValueError, OverflowError) as error:
+        requests = sum(map(float, found))
+    except ValueError as error:
         raise PageError("not a number of requests") from error
+    if not requests <= MOST_REQUESTS:
+        raise PageError("no number of requests")
+    return round(requests)
 
 
 def blended(before: float | None, latest: int) -> float:

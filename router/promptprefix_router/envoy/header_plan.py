@@ -53,6 +53,11 @@ class HeaderPlan:
         """Return the groups of ``endpoint``; none for one that came after the plan."""
         return self._groups.get(_servant(endpoint), ())
 
+    def revoked(self, routes: Routes) -> bool:
+        """Return whether a name is the picker's now: it has a salt or an owner."""
+        by_name = routes.by_name
+        return any(_for_some(by_name.get(route.name, ())) for route in self.routes)
+
     def unserved(self, endpoints: Iterable[Endpoint]) -> frozenset[str]:
         """Return the names that none of ``endpoints`` can answer for by this plan."""
         alive = {group for each in endpoints if each.ready for group in self.groups_of(each)}
@@ -69,7 +74,7 @@ def plan_headers(routes: Routes, max_groups: int = MAX_GROUPS) -> HeaderPlan:
     wishes = [
         book.wish(name, versions)
         for name, versions in sorted(routes.by_name.items())
-        if _NAME.fullmatch(name) and not any(each.salt or each.owner for each in versions)
+        if _NAME.fullmatch(name) and not _for_some(versions)
     ]
     groups = {pool: book.group(pool) for pool in _most_shared(wishes, max_groups)}
     return HeaderPlan(
@@ -80,6 +85,10 @@ def plan_headers(routes: Routes, max_groups: int = MAX_GROUPS) -> HeaderPlan:
         ),
         book.labels(groups),
     )
+
+
+def _for_some(versions: Iterable[RoutePrefix]) -> bool:
+    return any(each.salt or each.owner for each in versions)
 
 
 _Pool: TypeAlias = int

@@ -33,7 +33,8 @@ class EnvoyPublisher:
     """Publishes endpoints at once, and who is warm for what at a pace that Envoy can bear.
 
     Until then a warm pod is one that was warm before, at worst; a name that Envoy doesn't know yet
-    is resolved by the picker. If a name lost all its pods, others are published at once.
+    is resolved by the picker. If a name lost all its pods, or got a salt or an owner, that is
+    published at once.
     """
 
     def __init__(
@@ -69,12 +70,16 @@ class EnvoyPublisher:
     def publish(self, routes: Routes) -> bool:
         """Publish a route table; return whether the endpoints changed. Raises `OSError`."""
         self._routes = routes
-        if self._plan is None or self._plan.unserved(routes.endpoints) - self._unserved:
+        if self._plan is None or self._overtaken(self._plan, routes):
             changed = self._put(self._draft(routes))
             self._fall_behind(True)
             return changed
         self._fall_behind(True)
         return self._endpoints_file.write(routes.endpoints, self._groups_of)
+
+    def _overtaken(self, plan: HeaderPlan, routes: Routes) -> bool:
+        """Return whether Envoy must not go on by ``plan`` for another moment."""
+        return plan.revoked(routes) or bool(plan.unserved(routes.endpoints) - self._unserved)
 
     async def run(self, before: Callable[[], Awaitable[object]]) -> None:
         """Catch up for ever; ``before`` is awaited each time before names may change."""
@@ -83,7 +88,7 @@ class EnvoyPublisher:
             await before()
             in_force = self._plan
             draft = await self._aside(self._draft, self._routes)
-            if self._plan is not in_force:
+            if self._plan is not in_force or draft.plan.revoked(self._routes):
                 continue
             try:
                 self._put(draft)

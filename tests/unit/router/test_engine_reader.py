@@ -52,6 +52,7 @@ def test_running_and_waiting_of_all_ranks_count(page: bytes, requests: int) -> N
         b"vllm:num_requests_running NaN\n",
         b"vllm:num_requests_running 1e\n",
         b"vllm:num_requests_running 9e999\n",
+        b"vllm:num_requests_running 1e300\n",
         b"vllm:num_requests_running{} 1 2\nvllm:num_requests_running{} -\n",
     ],
 )

@@ -103,6 +103,17 @@ def test_a_table_without_names_has_the_ordinary_routes(stand: Stand) -> None:
     assert host["routes"]
 
 
+@pytest.mark.parametrize("change", [{"salt": "the-salt-of-a-tenant"}, {"owner": "acme"}])
+def test_a_name_that_is_for_the_picker_now_leaves_at_once(
+    stand: Stand, change: dict[str, str]
+) -> None:
+    stand.publish(endpoint(1, warm=(DIGEST,)))
+    changed = routes(endpoint(1, warm=(DIGEST,)), prefixes=(prefix(id="v", **change),))
+    stand.publisher.publish(changed)
+    (host,) = stand.resource("routes.json")["virtual_hosts"]
+    assert "matcher" not in host
+
+
 async def test_who_is_warm_is_told_at_a_pace(stand: Stand) -> None:
     stand.publish(endpoint(1, warm=(DIGEST,)), endpoint(2), endpoint(3))
     task = asyncio.create_task(stand.publisher.run(stand.before))
