@@ -168,6 +168,7 @@ class Chooser:
 
     def choose(self, question: Question, match: Match) -> Choice:
         """Choose for a request, and count it as load of the chosen endpoint."""
+        self._ledger.forget_ended()
         candidates = self._candidates(question, match)
         if not candidates:
             return Choice(Outcome.UNROUTED)

@@ -26,10 +26,8 @@ DECODE_S = 0.015
 """Seconds to make one token of an answer, alone on an engine."""
 CROWD_S = 0.0003
 """More seconds for each other request there."""
-READING_S = 0.1
-"""Seconds between two readings of a chooser's own requests."""
 ENGINE_READINGS = 10
-"""So many of these for each reading of the engines' own numbers."""
+"""So many readings of a chooser's own requests for each of the engines' own numbers."""
 UNDECLARED = Match(MatchKind.UNDECLARED, MODEL)
 
 
@@ -110,6 +108,10 @@ class Fleet:
     approximate: bool = True
     engines_read: bool = True
     warm: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    reading_s: float = 0.1
+    """Seconds between two readings of a chooser's own requests."""
+    count_from_s: float = 0.0
+    """When outcomes begin to count."""
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ class Fleet:
         self.outcomes: Counter[Outcome] = Counter()
         self.waits: list[float] = []
         self._sent: list[Counter[str]] = [Counter() for _ in range(self.choosers)]
+        self._begun = [0] * self.choosers
         self._ends: list[tuple[float, int, str]] = []
         self._read_at = 0.0
         self._readings = 0
@@ -130,7 +133,7 @@ class Fleet:
         return routes(*(endpoint(n, warm=self.warm.get(n, ())) for n in range(1, self.size + 1)))
 
     def _chooser(self) -> tuple[Chooser, LoadLedger]:
-        ledger = LoadLedger()
+        ledger = LoadLedger(lambda: self.now)
         history = PromptHistory(100_000) if self.approximate else None
         chooser = Chooser(ledger, history, self.knobs, lambda: self.now)
         chooser.use(self.routes)
@@ -144,10 +147,12 @@ class Fleet:
             choice = self.parts[which][0].choose(ask.question, ask.match)
             assert choice.endpoint is not None
             address = choice.endpoint.address
-            self.outcomes[choice.outcome] += 1
+            if ask.at >= self.count_from_s:
+                self.outcomes[choice.outcome] += 1
             first, end = self.engines[address].take(ask)
             self.waits.append(first - ask.at)
             self._sent[which][address] += 1
+            self._begun[which] += 1
             heapq.heappush(self._ends, (end, which, address))
         self._advance(float("inf"))
 
@@ -168,19 +173,20 @@ class Fleet:
     def _advance(self, until: float) -> None:
         while self._ends and self._ends[0][0] <= until:
             end, which, address = self._ends[0]
-            if self._read_at <= end:
-                self._read(end)
+            while self._read_at <= end:
+                self._read(self._read_at)
             heapq.heappop(self._ends)
             self.engines[address].active -= 1
             self._sent[which][address] -= 1
-        if self._read_at <= until < float("inf"):
-            self._read(until)
+        while self._read_at <= until < float("inf"):
+            self._read(self._read_at)
         self.now = until
 
     def _read(self, now: float) -> None:
-        for (_, ledger), sent in zip(self.parts, self._sent, strict=True):
+        self.now = now
+        for (_, ledger), sent, begun in zip(self.parts, self._sent, self._begun, strict=True):
             ledger.begin_reading()
-            ledger.finish_reading(LoadReading(dict(sent)))
+            ledger.finish_reading(LoadReading(dict(sent), served=begun))
             if self.engines_read and self._readings % ENGINE_READINGS == 0:
                 for address, engine in self.engines.items():
                     key = id(ledger), address
@@ -188,4 +194,4 @@ class Fleet:
                     self._others[key] = blended(self._others.get(key), latest)
                     ledger.count_others(address, round(self._others[key]))
         self._readings += 1
-        self._read_at = (now // READING_S + 1) * READING_S
+        self._read_at = now + self.reading_s

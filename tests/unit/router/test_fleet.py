@@ -160,3 +160,40 @@ def test_several_choosers_see_each_others_load_by_the_engines_numbers() -> None:
     blind.serve(asks)
     assert imbalance(seeing.served) < 1.3
     assert imbalance(blind.served) > 2
+
+
+def short_asks(rate: float, answer: int, until: float = 20.0) -> list[Ask]:
+    """Return declared requests of a few tokens; the first ones are so rare that caches fill."""
+    rng = random.Random(5)  # noqa: S311 - a simulation
+    times = [float(number // 2) for number in range(8)]
+    while times[-1] < until:
+        times.append(times[-1] + rng.expovariate(rate))
+    return [
+        Ask(at, (("p0", 4032), (f"turn{number}", 10)), answer, DECLARED)
+        for number, at in enumerate(times)
+    ]
+
+
+@pytest.mark.parametrize("reading_s", [0.1, 1.0])
+@pytest.mark.parametrize("answer", [1, 2])
+def test_short_requests_that_ended_drive_none_away(answer: int, reading_s: float) -> None:
+    """Each of two warm engines of 40 is sent 100 a second, of 20 or 35 ms.
+
+    By chance both are full for a moment, now and then.
+    """
+    warm = {1: (DIGEST,), 2: (DIGEST,)}
+    fleet = Fleet(40, warm=warm, reading_s=reading_s, count_from_s=8)
+    fleet.serve(short_asks(200, answer))
+    assert fleet.outcomes.total() > 2000
+    assert fleet.outcomes[Outcome.SPILL] < 0.01 * fleet.outcomes.total()
+    assert imbalance(fleet.served[:2]) < 1.1
+
+
+@pytest.mark.parametrize("reading_s", [0.1, 1.0])
+def test_short_requests_that_pile_up_spill(reading_s: float) -> None:
+    """Two warm engines would have to do twice of what they can."""
+    fleet = Fleet(40, warm={1: (DIGEST,), 2: (DIGEST,)}, reading_s=reading_s)
+    asks = short_asks(2000, 1, until=7)
+    fleet.serve(asks)
+    assert fleet.outcomes[Outcome.SPILL] > 0.4 * len(asks)
+    assert max(fleet.most) <= 1.25 * sum(fleet.most) / 40 + 8
