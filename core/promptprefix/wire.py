@@ -239,6 +239,17 @@ class RouteEndpoint(Wire):
     cache_tokens: Count = 0
 
 
+class TenantSalt(Wire):
+    """The cache salt of a tenant within ``namespace``, a secret; empty while none can be read.
+
+    A tenant has one as long as it declares one, whether what it declares is held or not.
+    """
+
+    namespace: str
+    tenant: str
+    salt: str = Field(default="", repr=False)
+
+
 class RouteTable(Wire):
     """Everything the router needs, whole.
 
@@ -250,6 +261,7 @@ class RouteTable(Wire):
     prefixes: tuple[RoutePrefix, ...]
     endpoints: tuple[RouteEndpoint, ...]
     unknown: tuple[str, ...] = ()
+    tenants: tuple[TenantSalt, ...] = ()
 
     @cached_property
     def contents(self) -> frozenset[str]:
@@ -263,6 +275,7 @@ class RouteTable(Wire):
             prefixes=tuple(each for each in self.prefixes if each.tenant == tenant),
             endpoints=tuple(each for each in self.endpoints if each.namespace == tenant),
             unknown=tuple(each for each in self.unknown if each == tenant),
+            tenants=tuple(each for each in self.tenants if each.namespace == tenant),
         )
 
 

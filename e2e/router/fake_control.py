@@ -22,6 +22,7 @@ from promptprefix.wire import (
     RouteEndpoint,
     RoutePrefix,
     RouteTable,
+    TenantSalt,
 )
 
 TOKEN = "fake-service-account-token"
@@ -86,13 +87,19 @@ class FakeControl:
             self._runner = None
 
     async def publish(
-        self, prefixes: tuple[RoutePrefix, ...], endpoints: tuple[RouteEndpoint, ...]
+        self,
+        prefixes: tuple[RoutePrefix, ...],
+        endpoints: tuple[RouteEndpoint, ...],
+        tenants: tuple[TenantSalt, ...] = (),
     ) -> None:
         """Replace the table; return when a question shows that it was taken."""
         number = self.table.revision.number + 1
         async with self._changed:
             self.table = RouteTable(
-                revision=Revision(term=1, number=number), prefixes=prefixes, endpoints=endpoints
+                revision=Revision(term=1, number=number),
+                prefixes=prefixes,
+                endpoints=endpoints,
+                tenants=tenants,
             )
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self.asked == number)

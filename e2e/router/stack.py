@@ -24,7 +24,7 @@ from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
 from e2e.sidecar_stand import Control
 from e2e.waiting import until
-from promptprefix.wire import RouteEndpoint, RoutePrefix
+from promptprefix.wire import RouteEndpoint, RoutePrefix, TenantSalt
 
 TENANT = "ml"
 TENANT_HEADER = "x-team"
@@ -166,10 +166,13 @@ class RouterStack:
         self.picker = None
 
     async def publish(
-        self, prefixes: tuple[RoutePrefix, ...], endpoints: tuple[RouteEndpoint, ...]
+        self,
+        prefixes: tuple[RoutePrefix, ...],
+        endpoints: tuple[RouteEndpoint, ...],
+        tenants: tuple[TenantSalt, ...] = (),
     ) -> None:
         """Publish a route table; return when the picker and Envoy have taken it."""
-        await self.fake_control.publish(prefixes, endpoints)
+        await self.fake_control.publish(prefixes, endpoints, tenants)
         wanted = {f"{e.address}:{e.port}": e.ready for e in endpoints if e.namespace == TENANT}
 
         async def taken() -> bool:

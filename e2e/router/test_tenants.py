@@ -12,9 +12,9 @@ import pytest
 
 from e2e.router.fake_engine import SeenRequest
 from e2e.router.samples import CHAT, DECISION, DIGEST, counts, declared, pool, prefix, undeclared
-from e2e.router.stack import TENANT_HEADER, RouterStack
+from e2e.router.stack import TENANT, TENANT_HEADER, RouterStack
 from e2e.waiting import until
-from promptprefix.wire import RoutePrefix
+from promptprefix.wire import RoutePrefix, TenantSalt
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -276,3 +276,20 @@ async def test_a_tenant_is_never_resolved_without_the_picker(stack: RouterStack)
         assert salts(seen(stack)) == salt
     twice = [("x-promptprefix", "support-triage"), (TENANT_HEADER, ""), (TENANT_HEADER, "acme")]
     assert (await send(stack, undeclared(), headers=twice)).status_code == 400
+
+
+async def test_a_tenant_whose_salt_nobody_can_read_is_refused(stack: RouterStack) -> None:
+    """Else it would share blocks with everybody while its Secret can't be read."""
+    endpoints = pool(stack.engines, warm="b")
+    unread = TenantSalt(namespace=TENANT, tenant="acme")
+    await stack.publish((prefix(),), endpoints, (unread,))
+    answer = await send(stack, declared(), "acme")
+    assert answer.status_code == 503
+    assert counts(stack) == {"a": 0, "b": 0, "c": 0}
+    assert (await send(stack, declared(), "blau")).status_code == 200
+    known = unread.model_copy(update={"salt": SALTS["acme"]})
+    await stack.publish((prefix(),), endpoints, (known,))
+    for engine in stack.engines:
+        engine.seen.clear()
+    assert (await send(stack, undeclared(), "acme")).status_code == 200
+    assert salts(seen(stack)) == [SALTS["acme"]]

@@ -19,7 +19,7 @@ from promptprefix.placement import Plan, Planner
 from promptprefix.resource import PromptPrefixStatus
 from promptprefix.roles import apart
 from promptprefix.versions import only_warm
-from promptprefix.wire import RoutePrefix
+from promptprefix.wire import RoutePrefix, TenantSalt
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
@@ -72,6 +72,7 @@ class Controller:
         limits: Mapping[str, Limits] | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salted: SaltedRoutes | None = None,
+        tenants: Callable[[Iterable[Prefix]], tuple[TenantSalt, ...]] = lambda _: (),
         unknown: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self._cluster = cluster
@@ -91,6 +92,7 @@ class Controller:
         self._limits: Mapping[str, Limits] = limits or {}
         self._retention = retention
         self._salted: SaltedRoutes = salted or (lambda routes, _: routes)
+        self._tenants = tenants
         self._unknown = unknown
         self._settled_at = clock() + reconnect_seconds
         self._wake_at: datetime | None = None
@@ -184,7 +186,8 @@ class Controller:
         )
         self._sidecars.forget_except(self._cluster.pods)
         routes = self._salted(made.prefixes, snapshot.prefixes)
-        self._publication.publish(replace(made, prefixes=routes), self._unknown())
+        tenants = self._tenants(snapshot.prefixes)
+        self._publication.publish(replace(made, prefixes=routes), self._unknown(), tenants)
 
     def _awaited(self, settling: bool) -> frozenset[str]:
         """Return the namespaces where a pod may hold what it does not report just now."""

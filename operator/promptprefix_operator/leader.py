@@ -213,6 +213,7 @@ def _controller(
         limits=settings.namespace_limits,
         retention=settings.retention,
         salted=known.salts.routed,
+        tenants=known.salts.tenants,
         unknown=lambda: [watch.namespace for watch in watches if watch.unknown],
     )
 

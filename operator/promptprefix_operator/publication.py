@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from promptprefix.fleet import Sidecar
 from promptprefix.placement import Plan
-from promptprefix.wire import Placement, Revision, RouteTable, SidecarState, SyncResponse
+from promptprefix.wire import (
+    Placement,
+    Revision,
+    RouteTable,
+    SidecarState,
+    SyncResponse,
+    TenantSalt,
+)
 
 
 @dataclass(frozen=True)
@@ -71,23 +78,26 @@ class Publication:
             told = self._sets[pod_uid] = replace(told, open=told.ids)
         return Sidecar(state, told.open, told.resting)
 
-    def publish(self, plan: Plan, unknown: Iterable[str] = ()) -> None:
+    def publish(
+        self, plan: Plan, unknown: Iterable[str] = (), tenants: tuple[TenantSalt, ...] = ()
+    ) -> None:
         """Publish a plan and wake everybody who waits for one.
 
-        Of the namespaces that are ``unknown`` it says nothing.
+        Of the namespaces that are ``unknown`` it says nothing. ``tenants`` have these salts.
         """
         for uid in self._sets.keys() - plan.desired.keys():
             del self._sets[uid]
         for uid, placements in plan.desired.items():
             self._publish_set(uid, placements)
         before, blank = self._routes, tuple(sorted(unknown))
-        told = (before.prefixes, before.endpoints, before.unknown)
-        if told != (plan.prefixes, plan.endpoints, blank) or self.passes == 0:
+        told = (before.prefixes, before.endpoints, before.unknown, before.tenants)
+        if told != (plan.prefixes, plan.endpoints, blank, tenants) or self.passes == 0:
             self._routes = RouteTable(
                 revision=self._next(),
                 prefixes=plan.prefixes,
                 endpoints=plan.endpoints,
                 unknown=blank,
+                tenants=tenants,
             )
         self.passes += 1
         self.wake()

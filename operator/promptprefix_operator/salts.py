@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from promptprefix.fleet import Prefix
-from promptprefix.wire import RoutePrefix
+from promptprefix.wire import RoutePrefix, TenantSalt
 
 MIN_CHARACTERS: Final = 16
 MAX_CHARACTERS: Final = 128
@@ -74,6 +74,25 @@ class Salts:
         """Forget the salts of all other versions."""
         for gone in self._salts.keys() - set(versions):
             del self._salts[gone]
+
+    def tenants(self, prefixes: Iterable[Prefix]) -> tuple[TenantSalt, ...]:
+        """Return the salts that tenants have declared, also where nothing of it is held.
+
+        Of a tenant of whose salts none can be read the salt is empty.
+        """
+        found: dict[tuple[str, str], set[str]] = {}
+        for prefix in prefixes:
+            spec = prefix.spec
+            if spec is None or prefix.deleting or not spec.tenant or spec.cacheSaltRef is None:
+                continue
+            known = found.setdefault((prefix.namespace, spec.tenant), set())
+            if prefix.version is not None and prefix.version.id in self._salts:
+                known.add(self._salts[prefix.version.id])
+        return tuple(
+            TenantSalt(namespace=namespace, tenant=tenant, salt=salt)
+            for (namespace, tenant), salts in sorted(found.items())
+            for salt in sorted(salts) or ("",)
+        )
 
     def routed(
         self, routes: tuple[RoutePrefix, ...], prefixes: Iterable[Prefix]

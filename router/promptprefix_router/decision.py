@@ -55,7 +55,7 @@ class Decision:
 def _refusal(status: int, code: str, message: str, param: str | None = None) -> Refusal:
     error = {
         "message": message,
-        "type": "invalid_request_error",
+        "type": "invalid_request_error" if status < 500 else "service_unavailable_error",
         "param": param,
         "code": code,
     }
@@ -77,6 +77,14 @@ SEVERAL_TENANTS = Decision(
     Outcome.REFUSED,
     refusal=_refusal(400, "several_tenants", "The request names more than one tenant."),
 )
+
+SALT_UNKNOWN = Decision(
+    Outcome.REFUSED,
+    refusal=_refusal(
+        503, "salt_unknown", "The cache salt of the request's tenant can't be read just now."
+    ),
+)
+"""Envoy's fence around tenants' requests answers for the router's own door."""
 
 TOO_LONG_FOR_SALT = _refusal(
     413,

@@ -10,6 +10,7 @@ from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.decision import (
     COMMAND_REFUSED,
+    SALT_UNKNOWN,
     SEVERAL_TENANTS,
     TOO_LONG_FOR_SALT,
     UNREADABLE_FOR_SALT,
@@ -82,6 +83,9 @@ class Picker:
         # Doors join equal headers with commas: whose word counts can't be told.
         if "," in question.tenant:
             return SEVERAL_TENANTS
+        # Without a body nothing is computed.
+        if (question.body or question.partial) and self._routes.lacks_salt(question.tenant):
+            return SALT_UNKNOWN
         match = self._matcher.match(question, self._routes)
         self._tally.note(match.ids)
         try:

@@ -44,6 +44,7 @@ class Routes:
     _by_fingerprint: Mapping[tuple[str, str], tuple[RoutePrefix, ...]] = field(default_factory=dict)
     _fingerprints: frozenset[str] = frozenset()
     _salts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _awaited: frozenset[str] = frozenset()
     salt_conflicts: int = 0
     """Tenants whose prefixes have different salts, and texts declared twice with different ones."""
     _ready: Mapping[str, tuple[Endpoint, ...]] = field(default_factory=dict)
@@ -57,6 +58,9 @@ class Routes:
         endpoints = _one_per_address(usable)
         by_text = _grouped(((prefix.owner, prefix.fingerprint), prefix) for prefix in prefixes)
         salts = _salts_by_owner(prefixes)
+        tenants = [each for each in table.tenants if each.namespace == tenant]
+        for each in tenants:
+            salts.setdefault(each.tenant, set()).add(each.salt)
         twice = (len({each.salt for each in _newest(group)}) for group in by_text.values())
         several = (len(found) for owner, found in salts.items() if owner != NOBODY)
         return cls(
@@ -68,6 +72,7 @@ class Routes:
             _by_fingerprint={key: _of_one_salt(group) for key, group in by_text.items()},
             _fingerprints=frozenset(prefix.fingerprint for prefix in prefixes),
             _salts=_only_salts(salts),
+            _awaited=frozenset(each.tenant for each in tenants if not any(salts[each.tenant])),
             salt_conflicts=sum(count > 1 for count in (*twice, *several)),
             _ready=_ready_by_model(endpoints),
         )
@@ -126,6 +131,10 @@ class Routes:
     def salt_of(self, tenant: str) -> str:
         """Return the salt of the tenant's prefixes if all that have one have the same."""
         return self._salts.get(tenant, "")
+
+    def lacks_salt(self, tenant: str) -> bool:
+        """Return whether a tenant has a salt and nobody can read it just now."""
+        return tenant in self._awaited
 
     def reusable(self, prefixes: Sequence[RoutePrefix], tenant: str) -> bool:
         """Return whether a tenant's requests can reuse the blocks of ``prefixes``.
@@ -189,7 +198,7 @@ def _of_one_salt(prefixes: tuple[RoutePrefix, ...]) -> tuple[RoutePrefix, ...]:
     return tuple(prefix for prefix in ordered if prefix.salt == ordered[0].salt)
 
 
-def _salts_by_owner(prefixes: Iterable[RoutePrefix]) -> Mapping[str, set[str]]:
+def _salts_by_owner(prefixes: Iterable[RoutePrefix]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for prefix in _newest(prefixes):
         found.setdefault(prefix.owner, set()).add(prefix.salt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from promptprefix_router.decision import Decision
+from promptprefix_router.decision import SALT_UNKNOWN, Decision
 from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
 from promptprefix_router.header_names import (
     DECISION_HEADER,
@@ -41,6 +41,9 @@ class ExtAuthz:
     def answer(self, request: HttpRequest) -> HttpResponse:
         """Answer one check: 200 with or without an endpoint, or a refusal."""
         decision = self._picker.decide(self._question(request))
+        if decision is SALT_UNKNOWN:
+            # Envoy takes an error for no answer: what has no mark ends at its fence, as a 503.
+            return self._permit(decision.summary, "", "")
         if decision.refusal is not None:
             return HttpResponse(decision.refusal.status, (_JSON,), decision.refusal.body)
         return self._permit(decision.summary, decision.destination, self._mark(request, decision))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -211,3 +212,32 @@ def test_routes_without_salts_stay_the_same_object() -> None:
     routes = (RoutePrefix(name="b", tenant="ml", model="m", fingerprint="f"),)
 
     assert Salts().routed(routes, []) is routes
+
+
+def tenants(bench: Bench, *prefixes: Prefix) -> list[tuple[str, str, str]]:
+    return [(t.namespace, t.tenant, t.salt) for t in bench.salts.tenants(prefixes)]
+
+
+@pytest.mark.parametrize("more", [{}, {"suspend": True}])
+def test_a_tenant_has_its_salt_whether_its_text_is_held_or_not(
+    bench: Bench, more: dict[str, Any]
+) -> None:
+    bench.cluster.see_resource(resource(2, tenant="acme", **more))
+    prefix = bench.see(secret(salt=encode(SALT)))
+
+    assert tenants(bench, prefix) == [("ml", "acme", SALT)]
+    bench.salts.retain(())
+    assert tenants(bench, prefix) == [("ml", "acme", "")]
+    assert tenants(bench, replace(prefix, deleting=True)) == []
+    assert SALT not in repr(bench.salts.tenants([prefix]))
+
+
+def test_a_tenant_whose_secret_can_not_be_read_has_an_unknown_salt(bench: Bench) -> None:
+    bench.cluster.see_resource(resource(2, tenant="acme"))
+    bench.cluster.see_text(TENANT, forbidden(TENANT))
+
+    assert tenants(bench, bench.prefix) == [("ml", "acme", "")]
+
+
+def test_without_a_tenant_nobody_has_the_salt(bench: Bench) -> None:
+    assert tenants(bench, bench.see(secret(salt=encode(SALT)))) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
-from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
+from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable, TenantSalt
 from promptprefix_router.choosing.chooser import Chooser
 from promptprefix_router.choosing.cost import CostKnobs
 from promptprefix_router.choosing.load import LoadLedger
@@ -104,6 +104,11 @@ def table(*endpoints: RouteEndpoint, prefixes: tuple[RoutePrefix, ...] = ()) -> 
     return RouteTable(revision=revision, prefixes=prefixes, endpoints=endpoints)
 
 
-def routes(*endpoints: RouteEndpoint, prefixes: tuple[RoutePrefix, ...] = ()) -> Routes:
+def routes(
+    *endpoints: RouteEndpoint,
+    prefixes: tuple[RoutePrefix, ...] = (),
+    tenants: tuple[TenantSalt, ...] = (),
+) -> Routes:
     """Return an indexed route table."""
-    return Routes.from_table(table(*endpoints, prefixes=prefixes), TENANT)
+    told = table(*endpoints, prefixes=prefixes).model_copy(update={"tenants": tenants})
+    return Routes.from_table(told, TENANT)

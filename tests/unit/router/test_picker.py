@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from promptprefix.wire import TenantSalt
 from promptprefix_router.choosing.chooser import Outcome
 from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.decision import Decision
 from promptprefix_router.doors.ext_authz import ExtAuthz
 from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
 from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, REWRITE_HEADER
@@ -19,7 +21,7 @@ from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 
-from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
+from .samples import DIGEST, TENANT, chat, chooser, endpoint, prefix, routes
 
 LIMIT = 4096
 
@@ -153,3 +155,34 @@ def test_a_tenants_request_passes_only_if_its_salt_is_known_or_it_has_none() -> 
     assert mark("acme", cache_salt="of a client") is None
     fresh.use(routes(prefixes=(prefix(owner="acme", salt="the-salt-of-acme"),)))
     assert (mark("acme"), mark("other"), mark(None)) == ("salt", "none", None)
+
+
+def test_a_tenant_whose_salt_nobody_can_read_is_refused_by_each_door() -> None:
+    memo = FingerprintMemo(16)
+    metrics, tally = RouterMetrics(memo, time.monotonic), MatchTally(time.time)
+    blind = Picker(Matcher(memo), chooser(), tally, metrics, time.perf_counter)
+    unread = TenantSalt(namespace=TENANT, tenant="acme")
+    blind.use(routes(endpoint(1), prefixes=(prefix(),), tenants=(unread,)))
+
+    def decide(tenant: str, body: bytes = b"{}", partial: bool = False) -> Decision:
+        return blind.decide(Question("/v1/chat/completions", body, partial, tenant=tenant))
+
+    for refused in (decide("acme"), decide("acme", b"", partial=True)):
+        assert refused.refusal is not None
+        assert refused.refusal.status == 503
+    assert decide("acme", b"").refusal is None
+    assert decide("other").refusal is None
+    headers = {b"x-tenant": b"acme"}
+    request = HttpRequest("POST", "/v1/chat/completions", headers, chat())
+    told = ExtAuthz(blind, LIMIT, "x-tenant").answer(request)
+    assert told.status == 200, "Envoy takes an error for no answer; its fence refuses"
+    assert [name for name, _ in told.headers] == [DECISION_HEADER]
+
+
+def test_a_tenant_keeps_its_salt_while_nothing_of_it_is_routed() -> None:
+    salt = TenantSalt(namespace=TENANT, tenant="acme", salt="the-salt-of-acme")
+    elsewhere = TenantSalt(namespace="other", tenant="blau")
+    table = routes(endpoint(1), prefixes=(prefix(),), tenants=(salt, elsewhere))
+    assert table.salt_of("acme") == "the-salt-of-acme"
+    assert not table.lacks_salt("acme")
+    assert not table.lacks_salt("blau")
