@@ -23,7 +23,10 @@ ways = pytest.mark.parametrize("headers", [{}, BY_HEADER], ids=["picked", "by-he
 
 
 class RawEngine:
-    """An engine on one port that reads a request's head, and the rest when ``go`` is set."""
+    """An engine on one port that reads a request's head, and the rest when ``go`` is set.
+
+    Questions for its health and load are no requests, and are answered.
+    """
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -43,7 +46,7 @@ class RawEngine:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"GET /health"):
+        if head.startswith((b"GET /health", b"GET /metrics")):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         else:
             self.requests += 1
