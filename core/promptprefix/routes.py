@@ -31,6 +31,7 @@ def endpoint_of(each: Candidate, desired: Iterable[Placement]) -> RouteEndpoint 
         warm=tuple(sorted(warm)),
         epoch=each.engine.epoch,
         cache_tokens=min(each.engine.blocks_total * each.engine.block_size, MAX_COUNT),
+        blocks_port=each.engine.blocks_port if each.engine.blocks_port <= _MAX_PORT else 0,
     )
 
 

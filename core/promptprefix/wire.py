@@ -87,7 +87,8 @@ class EngineState(Wire):
     ``tls``: the engine speaks HTTPS on ``port``. ``budget_blocks`` is how many blocks pins may
     hold; 0 if unknown. ``running`` and ``waiting`` count requests of users. ``asleep``: it was put
     to sleep and serves nothing. ``offload_tier`` names the KV connector that keeps copies outside
-    GPU memory; empty without one.
+    GPU memory; empty without one. ``blocks_port`` is where the sidecar feeds routers with the names
+    of cached blocks (`block_stream`); 0 where it doesn't.
     """
 
     healthy: bool
@@ -106,6 +107,7 @@ class EngineState(Wire):
     waiting: Count = 0
     asleep: bool = False
     offload_tier: str = ""
+    blocks_port: Count = 0
     capabilities: tuple[str, ...] = ()
     soft_reason: str = ""
     """Why hard pins can't be had; empty if they can."""
@@ -192,10 +194,15 @@ class Salt(Wire):
 
 
 class SyncResponse(Wire):
-    """The whole desired set of one pod; the empty set is an answer too."""
+    """The whole desired set of one pod; the empty set is an answer too.
+
+    ``blocks_key`` is the key of the feeds of the pod's namespace in hexadecimal, a secret; an
+    operator that is older tells none.
+    """
 
     revision: Revision
     placements: tuple[Placement, ...]
+    blocks_key: str = Field(default="", repr=False)
 
 
 class RoutePrefix(Wire):
@@ -224,7 +231,7 @@ class RouteEndpoint(Wire):
     """A pod of the router's pool. ``warm`` holds the token digests that it holds warm.
 
     ``epoch`` changes when its engine restarts; ``cache_tokens`` is how many tokens the engine's
-    cache has room for, 0 if unknown.
+    cache has room for, 0 if unknown. ``blocks_port`` is that of its feed of block names; 0 without.
     """
 
     pod_uid: str
@@ -237,6 +244,14 @@ class RouteEndpoint(Wire):
     warm: tuple[str, ...] = ()
     epoch: str = ""
     cache_tokens: Count = 0
+    blocks_port: Count = 0
+
+
+class BlocksKey(Wire):
+    """The key of the feeds of ``namespace`` (`block_stream`) in hexadecimal, a secret."""
+
+    namespace: str
+    key: str = Field(repr=False)
 
 
 class TenantSalt(Wire):
@@ -262,6 +277,7 @@ class RouteTable(Wire):
     endpoints: tuple[RouteEndpoint, ...]
     unknown: tuple[str, ...] = ()
     tenants: tuple[TenantSalt, ...] = ()
+    blocks_keys: tuple[BlocksKey, ...] = ()
 
     @cached_property
     def contents(self) -> frozenset[str]:
@@ -276,6 +292,7 @@ class RouteTable(Wire):
             endpoints=tuple(each for each in self.endpoints if each.namespace == tenant),
             unknown=tuple(each for each in self.unknown if each == tenant),
             tenants=tuple(each for each in self.tenants if each.namespace == tenant),
+            blocks_keys=tuple(each for each in self.blocks_keys if each.namespace == tenant),
         )
 
 

@@ -31,3 +31,13 @@ def test_only_engines_that_the_router_can_reach_are_listed(
     sidecar = None if engine is None else Sidecar(SidecarState(engine=engine), frozenset())
     found = endpoint_of(candidate(pod, sidecar), ())
     assert (found and (found.address, found.port)) == (("10.0.0.1", 8000) if listed else None)
+
+
+@pytest.mark.parametrize(("told", "port"), [(0, 0), (8091, 8091), (70_000, 0)])
+def test_a_pod_has_a_feed_of_blocks_where_its_sidecar_says(told: int, port: int) -> None:
+    engine = ENGINE.model_copy(update={"blocks_port": told})
+    pod = Pod("u", "ml", "p", {}, "10.0.0.1", True, False)
+    sidecar = Sidecar(SidecarState(engine=engine), frozenset())
+    found = endpoint_of(candidate(pod, sidecar), ())
+    assert found is not None
+    assert found.blocks_port == port

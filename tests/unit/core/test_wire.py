@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from promptprefix.resource import Pinning
 from promptprefix.wire import (
+    BlocksKey,
     EngineState,
     MatchReport,
     Phase,
@@ -148,6 +149,19 @@ def test_an_error_does_not_quote_a_salt(message: type[Wire], raw: str) -> None:
     with pytest.raises(ValidationError) as refused:
         message.model_validate_json(raw)
     assert "a-secret" not in str(refused.value)
+
+
+def test_a_key_of_feeds_is_a_secret_and_goes_to_its_own_namespace() -> None:
+    keys = tuple(BlocksKey(namespace=name, key=f"secret-{name}") for name in ("ml", "other"))
+    table = RouteTable(revision=REVISION, prefixes=(), endpoints=(), blocks_keys=keys)
+    answer = SyncResponse(revision=REVISION, placements=(), blocks_key="secret-ml")
+    assert "secret" not in f"{table!r} {table} {answer!r} {keys}"
+    assert table.of("ml").blocks_keys == keys[:1]
+    assert RouteTable.model_validate_json(table.model_dump_json()) == table
+    assert SyncResponse.model_validate_json(answer.model_dump_json()) == answer
+    old = answer.model_dump(mode="json")
+    del old["blocks_key"]
+    assert SyncResponse.model_validate(old).blocks_key == ""
 
 
 def test_a_salt_is_not_shown() -> None:
