@@ -146,7 +146,7 @@ class ControlApi:
             raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
         if not self._known(pod.namespace):
             return web.Response(status=204)  # the pod keeps what it holds
-        answer = self._publication.set_of(pod.pod_uid)
+        answer = self._publication.answer_to(pod.pod_uid, pod.namespace)
         return _json(answer) if answer.revision != question.revision else web.Response(status=204)
 
     async def payload(self, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The Secret with the operator's CA, serving certificate and leader term.
+"""The Secret with the operator's CA, serving certificate, leader term and seed of keys.
 
 The Secret exists beforehand, so that the operator needs to get and update this one name only. Two
 operators that start at once agree through its resourceVersion: the later one reads again.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from promptprefix.block_stream import KEY_BYTES
 from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.certificates import Pair, new_serving, serving_usable
 from promptprefix_operator.rotation import Authorities, rotate
@@ -24,11 +26,16 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the Secret holds. ``term`` is 0 until an operator has led."""
+    """What the Secret holds. ``term`` is 0 until an operator has led.
+
+    From ``seed`` come the keys of the feeds of block names (`block_stream`). It stays as it is:
+    with another one all feeds have other names.
+    """
 
     authorities: Authorities
     serving: Pair
     term: int
+    seed: bytes = field(default=b"", repr=False)
 
 
 class CredentialStore:
@@ -89,7 +96,8 @@ def complete(
     if not serving_usable(serving, authorities.current, names, now):
         serving = new_serving(authorities.current, names, now)
     term = max(found.term + 1, int(now.timestamp())) if new_term else found.term
-    return Credentials(authorities, serving, term)
+    seed = found.seed if len(found.seed) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
+    return Credentials(authorities, serving, term, seed)
 
 
 def credentials_of(data: Mapping[str, Any]) -> Credentials:
@@ -110,6 +118,7 @@ def credentials_of(data: Mapping[str, Any]) -> Credentials:
         ),
         serving=Pair(read("tls.crt"), read("tls.key")),
         term=int(term) if term.isdigit() else 0,
+        seed=read("blocks-seed"),
     )
 
 
@@ -125,5 +134,6 @@ def data_of(credentials: Credentials) -> dict[str, str]:
         "tls.crt": credentials.serving.certificate,
         "tls.key": credentials.serving.key,
         "term": str(credentials.term).encode(),
+        "blocks-seed": credentials.seed,
     }
     return {key: base64.b64encode(value).decode() for key, value in fields.items() if value}

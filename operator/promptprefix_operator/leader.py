@@ -14,6 +14,7 @@ from promptprefix.lint import lint_payload
 from promptprefix.placement import Planner
 from promptprefix_operator import annotation_warnings, pod_warnings
 from promptprefix_operator.api_server import ApiServer
+from promptprefix_operator.block_keys import NO_KEYS, BlockKeyring
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.control_api import Access, ControlApi
 from promptprefix_operator.controller import RECONNECT_S, SILENCE_S, Controller
@@ -106,13 +107,14 @@ def assemble(
     login: Login,
     *,
     term: int,
+    keys: BlockKeyring = NO_KEYS,
     after_silence: bool,
 ) -> Leader:
     """Build the leader's parts for its ``term``; ``api`` refuses writes when the lead is lost.
 
     ``after_silence``: the leader before went without a word.
     """
-    known = _known(settings, term)
+    known = _known(settings, Publication(term, keys))
     metrics.matched_versions.set_function(lambda: len(known.matches))
     events = Events(api, metrics, utc_now, time.monotonic, settings.identity)
     cluster, publication = known.cluster, known.publication
@@ -170,7 +172,7 @@ class _Known:
     publication: Publication
 
 
-def _known(settings: Settings, term: int) -> _Known:
+def _known(settings: Settings, publication: Publication) -> _Known:
     wake, salts, retention = asyncio.Event(), Salts(), settings.retention
     steady = SteadyClock(utc_now, time.monotonic)
     routers = Routers(time.monotonic, wake.set)
@@ -184,7 +186,7 @@ def _known(settings: Settings, term: int) -> _Known:
         routers=routers,
         salts=salts,
         declarations=Declarations(lint_payload, salts, retention, matches.latest),
-        publication=Publication(term),
+        publication=publication,
     )
 
 

@@ -16,6 +16,7 @@ from promptprefix.wire import (
     SyncResponse,
     TenantSalt,
 )
+from promptprefix_operator.block_keys import NO_KEYS, BlockKeyring
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class Publication:
     plans; a question that brings news waits for the next one.
     """
 
-    def __init__(self, term: int) -> None:
+    def __init__(self, term: int, keys: BlockKeyring = NO_KEYS) -> None:
         self.term = term
+        self._keys = keys
         self.passes = 0
         self._number = 0
         self._sets: dict[str, _Told] = {}
@@ -58,6 +60,11 @@ class Publication:
         if told is not None:
             return told.response
         return SyncResponse(revision=Revision(term=self.term, number=0), placements=())
+
+    def answer_to(self, pod_uid: str, namespace: str) -> SyncResponse:
+        """Return a pod's desired set with its namespace's key."""
+        answer, key = self.set_of(pod_uid), self._keys.of(namespace)
+        return answer.model_copy(update={"blocks_key": key}) if key else answer
 
     def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
         """Return a placement of that content in the pod's set."""
@@ -98,6 +105,9 @@ class Publication:
                 endpoints=plan.endpoints,
                 unknown=blank,
                 tenants=tenants,
+                blocks_keys=self._keys.routed(
+                    each.namespace for each in plan.endpoints if each.blocks_port
+                ),
             )
         self.passes += 1
         self.wake()

@@ -14,6 +14,7 @@ from kubernetes.aio.client.configuration import Configuration
 from prometheus_client import CollectorRegistry
 
 from promptprefix_operator.api_server import ApiServer, connection_of
+from promptprefix_operator.block_keys import BlockKeyring
 from promptprefix_operator.certificates import service_names
 from promptprefix_operator.control_api import ControlApi, control_application
 from promptprefix_operator.crd_check import check_crd
@@ -111,7 +112,8 @@ class Operator:
         """Do the leader's work until it is told to stop."""
         settings = self._settings
         self._led_since = time.monotonic()
-        term = int(time.time()) if trust is None else await trust.lead()
+        credentials = None if trust is None else await trust.lead()
+        term = int(time.time()) if credentials is None else credentials.term
         await self.ports.answering.wait()
         leader = assemble(
             settings,
@@ -119,6 +121,7 @@ class Operator:
             self._metrics,
             lambda: connection_of(self._configuration),
             term=term,
+            keys=BlockKeyring(b"" if credentials is None else credentials.seed),
             after_silence=self._leadership is not None and self._leadership.after_silence,
         )
 

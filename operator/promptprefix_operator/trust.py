@@ -12,7 +12,7 @@ import structlog
 from promptprefix.wire import CA_CONFIG_MAP, CA_KEY
 from promptprefix_operator.api_server import ApiError, ApiServer
 from promptprefix_operator.backoff import Backoff
-from promptprefix_operator.credentials import SECRET, CredentialStore
+from promptprefix_operator.credentials import SECRET, Credentials, CredentialStore
 from promptprefix_operator.serving_certificate import ServingCertificate
 from promptprefix_operator.webhook_trust import WebhookTrust
 
@@ -48,8 +48,8 @@ class Trust:
         self._published = b""
         self._leads = False
 
-    async def lead(self) -> int:
-        """Load the certificate and return this operator's term; tries until it can."""
+    async def lead(self) -> Credentials:
+        """Load the certificate and return what a new term has; tries until it can."""
         self._leads = True
         backoff = Backoff()
         while True:
@@ -67,7 +67,7 @@ class Trust:
                 await asyncio.sleep(wait)
                 continue
             self._serving.load(credentials.serving)
-            return credentials.term
+            return credentials
 
     async def follow(self) -> None:
         """Load what the leader makes, until this operator leads; nothing is written."""

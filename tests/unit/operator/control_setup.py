@@ -11,8 +11,10 @@ from datetime import UTC, datetime
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
+from promptprefix.block_stream import KEY_BYTES
 from promptprefix.payload import Payload
 from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.block_keys import BlockKeyring
 from promptprefix_operator.control_api import (
     Access,
     ControlApi,
@@ -28,6 +30,7 @@ from promptprefix_operator.sidecars import Sidecars
 TERM = 7
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 SALT = "a-salt-that-nobody-may-read"
+KEYRING = BlockKeyring(bytes(KEY_BYTES))
 PAYLOAD = Payload(systemInstructions="You are a bot.")
 
 
@@ -52,7 +55,7 @@ class Reviewer:
 
 @dataclass
 class Setup:
-    publication: Publication = field(default_factory=lambda: Publication(TERM))
+    publication: Publication = field(default_factory=lambda: Publication(TERM, KEYRING))
     metrics: Metrics = field(default_factory=Metrics)
     wakes: int = 0
     settling: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 
+from promptprefix.block_stream import KEY_BYTES
 from promptprefix_operator.api_server import ApiError
 from promptprefix_operator.certificates import (
     AUTHORITY_LIFE,
@@ -117,6 +118,18 @@ def test_terms_only_rise() -> None:
     assert complete(MADE, NAMES, later, new_term=True).term == int(later.timestamp())
 
 
+@pytest.mark.parametrize("seed", [b"", b"short"])
+def test_a_seed_that_is_missing_is_made_and_stays(seed: bytes) -> None:
+    upgraded = replace(MADE, seed=seed)  # as an earlier release left the Secret
+    made = complete(upgraded, NAMES, NOW, new_term=False)
+    assert len(made.seed) == KEY_BYTES
+    assert made.seed != complete(upgraded, NAMES, NOW, new_term=False).seed
+    for after in (timedelta(), SERVING_LIFE, AUTHORITY_LIFE):
+        assert complete(made, NAMES, NOW + after, new_term=True).seed == made.seed
+    assert credentials_of(data_of(made)) == made
+    assert repr(made.seed) not in repr(made)
+
+
 class Api:
     """One Secret; ``meanwhile`` is written by another operator before the first replacement."""
 
@@ -149,6 +162,7 @@ async def test_two_starts_agree_on_one_authority() -> None:
     found = await store(api).lead(NOW)
     assert (found.authorities, found.serving) == (MADE.authorities, MADE.serving)
     assert found.term == MADE.term + 1
+    assert found.seed == MADE.seed
     assert credentials_of(api.secret["data"]) == found
 
 
