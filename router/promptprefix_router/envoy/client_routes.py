@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from promptprefix_router.envoy.configuration import EnvoyConfig
 from promptprefix_router.envoy.endpoints_file import ENGINES_CLUSTER, GROUP_KEY
 from promptprefix_router.envoy.header_plan import HeaderRoute
-from promptprefix_router.envoy.rewrite_filter import rewrite_routes
-from promptprefix_router.envoy.tenant_filter import tenant_routes
+from promptprefix_router.envoy.route_filters import ASK, HEALTH, REWRITE, with_filters
+from promptprefix_router.envoy.tenant_fence import tenant_routes
 from promptprefix_router.header_names import DECISION_HEADER, PREFIX_HEADER, REWRITE_HEADER
 from promptprefix_router.matching.matcher import MatchKind
 
@@ -18,8 +18,6 @@ CLIENT_ROUTES = "clients"
 
 NO_GROUP = "none"
 """A group that no pod has."""
-
-EXT_AUTHZ = "envoy.filters.http.ext_authz"
 
 PICKED_PATHS = (
     "/v1/chat/completions",
@@ -111,7 +109,6 @@ def _named(route: HeaderRoute) -> EnvoyConfig:
         # Envoy counts by this name; the picker reads it.
         "stat_prefix": route.name,
         "response_headers_to_add": [{"header": {"key": DECISION_HEADER, "value": summary}}],
-        **_without_picker(),
     }
 
 
@@ -121,26 +118,17 @@ def _ordinary(tenant_header: str) -> list[EnvoyConfig]:
             "match": {"path": path},
             "route": _to_engines(),
             "request_headers_to_remove": [REWRITE_HEADER],
+            **with_filters(ASK, REWRITE),
         }
         for path in PICKED_PATHS
     ]
-    plain = [
-        {"match": {"path": path}, "route": _to_engines(), **_without_picker()}
-        for path in PLAIN_PATHS
-    ]
+    plain = [{"match": {"path": path}, "route": _to_engines()} for path in PLAIN_PATHS]
     health = {
         "match": {"path": "/health"},
         "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
-        **_without_picker(),
+        **with_filters(HEALTH),
     }
-    return [
-        *plain,
-        health,
-        *tenant_routes(tenant_header),
-        *rewrite_routes(_to_engines()),
-        *picked,
-        _not_found(),
-    ]
+    return [*plain, health, *tenant_routes(tenant_header), *picked, _not_found()]
 
 
 def _to_engines() -> EnvoyConfig:
@@ -179,10 +167,4 @@ def _not_found() -> EnvoyConfig:
                 "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
             }
         ],
-        **_without_picker(),
     }
-
-
-def _without_picker() -> EnvoyConfig:
-    per_route = {"@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthzPerRoute", "disabled": True}
-    return {"typed_per_filter_config": {EXT_AUTHZ: per_route}}

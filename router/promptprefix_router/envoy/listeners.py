@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from promptprefix_router.envoy.client_routes import CLIENT_ROUTES, EXT_AUTHZ
+from promptprefix_router.envoy.client_routes import CLIENT_ROUTES
 from promptprefix_router.envoy.clusters import ADMIN_CLUSTER, PICKER_CLUSTER
 from promptprefix_router.envoy.configuration import EnvoyConfig, watched
 from promptprefix_router.envoy.rewrite_filter import rewrite_filter
+from promptprefix_router.envoy.route_filters import ASK, ASK_FENCED, HEALTH, only_where_named
 from promptprefix_router.envoy.routes_file import ROUTES_FILE
 from promptprefix_router.header_names import (
     DECISION_HEADER,
@@ -42,9 +43,7 @@ def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         "server_header_transformation": "PASS_THROUGH",
         "local_reply_config": _json_errors(),
         "http_filters": [
-            _health(),
-            _ask_picker(settings),
-            rewrite_filter(settings),
+            *map(only_where_named, _filters(settings)),
             _router(),
         ],
     }
@@ -71,6 +70,11 @@ def stats_listener(settings: RouterSettings) -> EnvoyConfig:
     return {**listener, "ignore_global_conn_limit": True}
 
 
+def _filters(settings: RouterSettings) -> list[EnvoyConfig]:
+    fenced = [_ask_picker(ASK_FENCED, settings)] if settings.tenant_header else []
+    return [_health(), _ask_picker(ASK, settings), *fenced, rewrite_filter(settings)]
+
+
 def _client_routes(folder: Path) -> EnvoyConfig:
     return {"route_config_name": CLIENT_ROUTES, "config_source": watched(folder / ROUTES_FILE)}
 
@@ -78,7 +82,7 @@ def _client_routes(folder: Path) -> EnvoyConfig:
 def _health() -> EnvoyConfig:
     """Return the filter that lets ``/health`` fail as soon as this Envoy drains."""
     return {
-        "name": "envoy.filters.http.health_check",
+        "name": HEALTH,
         "typed_config": {
             "@type": f"{_TYPE}.filters.http.health_check.v3.HealthCheck",
             "pass_through_mode": True,
@@ -87,17 +91,16 @@ def _health() -> EnvoyConfig:
     }
 
 
-def _ask_picker(settings: RouterSettings) -> EnvoyConfig:
-    shown = [name for name in (PREFIX_HEADER, settings.tenant_header) if name]
+def _ask_picker(name: str, settings: RouterSettings) -> EnvoyConfig:
+    shown = [header for header in (PREFIX_HEADER, settings.tenant_header) if header]
     return {
-        "name": EXT_AUTHZ,
+        "name": name,
         "typed_config": {
             "@type": f"{_TYPE}.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
             "failure_mode_allow": True,
-            # A mark for a rewritten body leads to a route of its own.
-            "clear_route_cache": True,
-            "allowed_headers": {"patterns": [{"exact": name} for name in shown]},
+            "clear_route_cache": name == ASK_FENCED,
+            "allowed_headers": {"patterns": [{"exact": header} for header in shown]},
             # The picker needs no credentials, so it never sees them.
             "disallowed_headers": {"patterns": [{"exact": "authorization"}]},
             "with_request_body": {

@@ -1,6 +1,6 @@
 """The standalone door's second part: Envoy hands over the bodies that the picker wants changed.
 
-Only requests that bear the picker's mark come here (`envoy_rewriting`), over gRPC (``ext_proc``).
+Only requests that bear the picker's mark come here (`envoy.rewrite_filter`), over gRPC.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ picker can't be asked, a request with a tenant has a route that ends here.
 from __future__ import annotations
 
 from promptprefix_router.envoy.configuration import EnvoyConfig
+from promptprefix_router.envoy.route_filters import ASK_FENCED, REWRITE, with_filters
 from promptprefix_router.header_names import REWRITE_HEADER
 
 _AWAY = "A tenant's request can't be given its cache salt just now: send it again."
@@ -28,5 +29,6 @@ def tenant_routes(header: str) -> list[EnvoyConfig]:
                 "headers": [{"name": header, "present_match": True}, unseen],
             },
             "direct_response": {"status": 503, "body": {"inline_string": _AWAY}},
+            **with_filters(ASK_FENCED, REWRITE),
         }
     ]
