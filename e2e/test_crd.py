@@ -19,6 +19,8 @@ pytestmark = pytest.mark.timeout(1800)  # the first run builds Kubernetes
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "support-triage.yaml"
 
+POOL = {"inferencePoolRef": {"name": "llm"}}
+ONE_SELECTION = "pods must have exactly one of selector and inferencePoolRef"
 TOO_LONG = "x" * 262_145
 
 
@@ -197,6 +199,12 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("day of month 32", window(schedule="0 7 32 * *"), NO_CRON),
     ("month 13", window(schedule="0 7 * 13 *"), NO_CRON),
     ("weekday 8", window(schedule="0 7 * * 8"), NO_CRON),
+    ("no pods", {"pods": {}}, ("spec.pods", ONE_SELECTION)),
+    (
+        "selector and pool",
+        {"pods": {"selector": {"matchLabels": {"app": "v"}}, **POOL}},
+        ("spec.pods", ONE_SELECTION),
+    ),
     ("zone nowhere", window(timeZone="Europe/Atlantis"), TIME_ZONE),
     ("zone of the server", window(timeZone="Local"), TIME_ZONE),
     ("zone as an offset", window(timeZone="+01:00"), ("spec.windows[0].timeZone", "should match")),
@@ -238,6 +246,7 @@ ACCEPTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("tools alone", {"content": inline(toolDefinitions='[\n{"type": "function"}\n]\n')}),
     ("mode specs alone", {"content": inline(defaultModeSpecs="x", toolDefinitions="")}),
     ("not in", {"pods": expression(key="example.com/app", operator="NotIn", values=["a", ""])}),
+    ("InferencePool", {"pods": POOL}),
     ("percentage", {"replicas": "50%"}),
     ("idle time", {"idleTTL": "1h30m", "onIdle": "Evict", "priority": -1_000}),
     ("salt", {"tenant": "a-1", "cacheSaltRef": {"name": "tenant-a", "key": "salt"}}),

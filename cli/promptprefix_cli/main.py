@@ -21,6 +21,7 @@ from promptprefix_cli.explain_report import explain_report, seen_report
 from promptprefix_cli.explanation import FINE, explained, request_bodies
 from promptprefix_cli.input_error import InputError
 from promptprefix_cli.orders import OrderError, give, order_of, run_kubectl
+from promptprefix_cli.pools import PoolSelectors, described_pools, undescribed, with_made_up
 from promptprefix_cli.preview import (
     Engines,
     described_pods,
@@ -207,19 +208,25 @@ def plan(
     """Say who would hold what, what fits and who loses, on empty pods; exit with 1 if anyone does.
 
     The pods are those of the input (``kubectl get pods -o yaml``), or ``--pods`` made-up ones.
+    InferencePools that manifests name belong to the input, too.
     """
     documents = _documents(files)
     declared = _declared(documents)
     try:
         found = described_pods(objects_of(documents)) if not pods else []
+        selectors: PoolSelectors = described_pools(objects_of(documents))
     except InputError as error:
         _fail([error])
-    members = made_up_pods(declared, pods, zones) if pods else found
+    if pods:
+        selectors = with_made_up(declared, selectors)
+    elif missing := undescribed(declared, selectors):
+        _fail(missing)
+    members = made_up_pods(declared, pods, zones, selectors) if pods else found
     if not members:
         _fail([InputError("", "", "no pods: give their manifests with -f, or --pods N")])
     engines = Engines(blocks, block_size, budget)
     limits = Limits(budget_share, max_priority)
-    made = preview(declared, members, engines, limits, datetime.now(UTC))
+    made = preview(declared, members, engines, limits, datetime.now(UTC), selectors)
     typer.echo(preview_report(made, output), nl=False)
     if made.losers:
         raise typer.Exit(FINDINGS)

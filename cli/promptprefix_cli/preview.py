@@ -24,6 +24,7 @@ from promptprefix.shortlist import shortlist
 from promptprefix.wire import EngineState, SidecarState
 from promptprefix_cli.declared import Declared
 from promptprefix_cli.input_error import InputError
+from promptprefix_cli.pools import PoolSelectors, pool_selector
 from promptprefix_cli.report import Output, data_report
 
 _FINE = (Reason.WARMING, Reason.SUSPENDED, Reason.RELEASED)
@@ -87,14 +88,19 @@ class Preview:
         return any(row.loses for row in self.prefixes)
 
 
-def made_up_pods(declared: Iterable[Declared], count: int, zones: int) -> list[Pod]:
+def made_up_pods(
+    declared: Iterable[Declared], count: int, zones: int, pools: PoolSelectors
+) -> list[Pod]:
     """Return ``count`` pods for each different selector, in turns of so many zones."""
     pods: list[Pod] = []
     seen: set[tuple[str, str]] = set()
     for each in declared:
         if each.spec is None:
             continue
-        namespace, selector = _text(each.metadata, "namespace"), each.spec.pods.selector
+        namespace = _text(each.metadata, "namespace")
+        selector = each.spec.pods.selector or pool_selector(each, pools)
+        if selector is None:
+            continue
         key = (namespace, selector.model_dump_json())
         if key in seen:
             continue
@@ -157,9 +163,12 @@ def preview(
     engines: Engines,
     limits: Limits,
     now: datetime,
+    pools: PoolSelectors,
 ) -> Preview:
     """Plan the declared prefixes on empty pods; requests among them are left aside."""
-    prefixes = [_prefix(index, each, now) for index, each in enumerate(declared) if each.spec]
+    prefixes = [
+        _prefix(index, each, now, pools) for index, each in enumerate(declared) if each.spec
+    ]
     models = tuple({prefix.spec.model for prefix in prefixes if prefix.spec is not None})
     engine = EngineState(
         healthy=True,
@@ -191,7 +200,7 @@ def preview(
     )
 
 
-def _prefix(index: int, declared: Declared, now: datetime) -> Prefix:
+def _prefix(index: int, declared: Declared, now: datetime, pools: PoolSelectors) -> Prefix:
     """Return a prefix as the planner reads it; those of the same age are served in their order."""
     text, uid = declared.payload, f"{index:06d}"
     return Prefix(
@@ -209,6 +218,7 @@ def _prefix(index: int, declared: Declared, now: datetime) -> Prefix:
         ),
         created=_created(declared.metadata, now),
         warm_now=Override(),
+        pool_selector=pool_selector(declared, pools),
     )
 
 

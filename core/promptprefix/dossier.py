@@ -45,7 +45,8 @@ class Dossier:
         spec = prefix.spec
         self.prefix = prefix
         self.draft = draft
-        self.selector = spec.pods.selector.model_dump_json() if spec is not None else ""
+        selector = prefix.selector
+        self.selector = selector.model_dump_json() if selector is not None else ""
         self.current = declared(prefix)
         self._model = spec.model if spec is not None else ""
         self.versions = tuple(v for v in (prefix.version, *prefix.earlier) if v is not None)

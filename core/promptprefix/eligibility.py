@@ -170,7 +170,7 @@ def shortfall(
     if not selected:
         return Shortfall(
             Reason.NO_MATCHING_PODS,
-            f"No pod in namespace {namespace} matches spec.pods.selector: compare it with "
+            f"No pod in namespace {namespace} matches {_selection(spec)}: compare it with "
             "the labels of the vLLM pods.",
         )
     by_standing: dict[Standing, list[Candidate]] = {standing: [] for standing in Standing}
@@ -216,13 +216,20 @@ def _nobody(
         return Shortfall(
             Reason.DECODE_POD,
             f"All of {_pods(len(selected))} selected get their KV from prefill pods: let "
-            "spec.pods.selector select the prefill pods.",
+            f"{_selection(spec)} select the prefill pods.",
         )
     return Shortfall(
         Reason.SIDECAR_NOT_CONNECTED,
         f"No sidecar is connected from {_pods(len(selected))} selected: add the promptprefix "
         "sidecar to the pod template, or see its log.",
     )
+
+
+def _selection(spec: PromptPrefixSpec) -> str:
+    pool = spec.pods.inferencePoolRef
+    if pool is None:
+        return "spec.pods.selector"
+    return f"the selector of InferencePool {pool.name} (spec.pods.inferencePoolRef)"
 
 
 def _pods(count: int) -> str:

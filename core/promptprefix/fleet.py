@@ -17,6 +17,7 @@ from promptprefix.resource import (
     PromptPrefixSpec,
     VersionStatus,
 )
+from promptprefix.selector import LabelSelector
 from promptprefix.wire import EngineState, SidecarState
 
 Size: TypeAlias = tuple[int, int, tuple[str, ...]]
@@ -129,7 +130,8 @@ class Prefix:
     warmed. ``earlier`` holds the versions before it that pods may still hold, newest first.
     ``conditions`` and ``versions`` are those of the resource's present status. ``deleting``:
     somebody's finalizer holds it back. ``warm_now`` and ``unpin`` are the orders of a person on
-    call; ``notes`` say what could not be understood of them.
+    call; ``notes`` say what could not be understood of them. ``pool_selector`` is that of the
+    InferencePool that the spec names.
     """
 
     uid: str
@@ -148,6 +150,13 @@ class Prefix:
     warm_now: Override | None = None
     unpin: Override | None = None
     notes: tuple[str, ...] = ()
+    pool_selector: LabelSelector | None = None
+
+    @property
+    def selector(self) -> LabelSelector | None:
+        """Selects the pods that may hold it; None if nobody said which."""
+        given = self.spec.pods.selector if self.spec is not None else None
+        return given or self.pool_selector
 
     @property
     def pinning(self) -> Pinning:

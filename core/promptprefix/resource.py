@@ -77,12 +77,44 @@ class LintPolicy(StrEnum):
 RuleId = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z][a-z0-9-]*$")]
 
 
-class Pods(Strict):
-    """The pods that may hold the prefix."""
+class InferencePoolRef(Strict):
+    """An InferencePool in the resource's namespace."""
 
-    selector: LabelSelector = Field(
-        description="Selects vLLM pods with a warming sidecar in the resource's own namespace."
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=rf"^{DNS_NAME}$",
+        description="Name of an InferencePool (inference.networking.k8s.io/v1) in the same "
+        "namespace; its selector selects the pods, also after it was changed.",
     )
+
+
+ONE_SELECTION = "pods must have exactly one of selector and inferencePoolRef"
+
+
+class Pods(Strict):
+    """The pods that may hold the prefix: vLLM pods with a warming sidecar, in its namespace."""
+
+    selector: LabelSelector | None = Field(
+        default=None,
+        description="Selects vLLM pods with a warming sidecar in the resource's own namespace.",
+    )
+    inferencePoolRef: InferencePoolRef | None = Field(  # noqa: N815
+        default=None,
+        description="The pods of an InferencePool of the Gateway API Inference Extension.",
+    )
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel("has(self.selector) != has(self.inferencePoolRef)", ONE_SELECTION)
+        )
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Pods:
+        if (self.selector is None) == (self.inferencePoolRef is None):
+            raise ValueError(ONE_SELECTION)
+        return self
 
 
 class InlineContent(Strict):

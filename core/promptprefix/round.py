@@ -88,10 +88,11 @@ class Round:
         cap = self._limits(prefix.namespace).max_priority
         priority = min(spec.priority, cap) if spec is not None else 0
         draft.begin(prefix, priority, demand, dossier.room)
-        if spec is not None and not spec.suspend and not prefix.deleting:
+        selector = prefix.selector
+        if spec is not None and selector is not None and not spec.suspend and not prefix.deleting:
             company = roster.company(prefix.namespace)
             circle = circles.circle(
-                prefix.namespace, company, dossier.selector, spec.pods.selector, spec.model
+                prefix.namespace, company, dossier.selector, selector, spec.model
             )
             draft.circle = circle
             dossier.follow(circle, demand.held)

@@ -86,6 +86,12 @@ class LabelSelector(Strict):
         )
 
 
+EVERY_POD = LabelSelector(
+    matchExpressions=[LabelRequirement(key="promptprefix.dev/never-set", operator="DoesNotExist")]
+)
+"""Selects all pods, for those that hold something already."""
+
+
 def _meets(requirement: LabelRequirement, labels: dict[str, str]) -> bool:
     present = requirement.key in labels
     match requirement.operator:

@@ -34,11 +34,13 @@ OWN = {
     ("coordination.k8s.io", "leases", "", "create"),
     ("", "configmaps", "promptprefix-ca", "get patch"),
 }
+POOLS = ("inference.networking.k8s.io", "inferencepools", "", "list watch")
 SERVED = {
     ("promptprefix.dev", "promptprefixes", "", "list watch"),
     ("promptprefix.dev", "promptprefixes/status", "", "patch"),
     ("", "pods", "", "list watch"),
     ("", "configmaps", "", "list watch"),
+    POOLS,
     ("", "configmaps", "promptprefix-ca", "get patch"),
     ("", "events", "", "create"),
 }
@@ -106,6 +108,11 @@ def test_it_reads_the_named_secrets_and_only_by_name() -> None:
         ("", "secrets", "more-prompts", "get"),
     }
     assert found["chat"] == SERVED
+
+
+def test_inference_pools_can_be_left_alone() -> None:
+    found = rights("promptprefix-operator", changed(EVERYTHING, "inferencePools", False))
+    assert found["chat"] == SERVED - {POOLS}
 
 
 def test_rights_of_the_check() -> None:

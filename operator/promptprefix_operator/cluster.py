@@ -8,7 +8,7 @@ from typing import Any
 
 from promptprefix.fleet import Pod
 from promptprefix_operator.manifests import Resource, pod_of, resource_of
-from promptprefix_operator.sources import Source, SourceText, salt_source_of, text_source_of
+from promptprefix_operator.sources import Source, SourceText, sources_of
 
 Referrers = frozenset[tuple[str, int]]
 """Resources that refer to a source: uid and generation."""
@@ -17,8 +17,9 @@ Referrers = frozenset[tuple[str, int]]
 class Cluster:
     """Latest readings. ``changed`` is called when one of them differs from the one before.
 
-    Its size follows the watched namespaces. Of ConfigMaps and Secrets only those that a resource
-    refers to are kept; `missing` names those that are referred to and not read yet.
+    Its size follows the watched namespaces. Of ConfigMaps, Secrets and InferencePools only
+    those that a resource refers to are kept; `missing` names those that are referred to and not
+    read yet.
     """
 
     def __init__(self, changed: Callable[[], None]) -> None:
@@ -131,7 +132,7 @@ def _references(resource: Resource | None) -> frozenset[tuple[Source, tuple[str,
     if resource is None or resource.spec is None:
         return frozenset()
     referrer = (resource.uid, resource.generation)
-    sources = (find(resource.namespace, resource.spec) for find in (text_source_of, salt_source_of))
+    sources = sources_of(resource.namespace, resource.spec)
     return frozenset((source, referrer) for source in sources if source is not None)
 
 

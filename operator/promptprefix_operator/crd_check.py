@@ -61,21 +61,23 @@ async def check_crd(api: ApiServer) -> None:
         await asyncio.sleep(wait)
 
 
-async def is_served(api: ApiServer) -> bool:
+async def is_served(
+    api: ApiServer, group: str = GROUP, version: str = VERSION, plural: str = PLURAL
+) -> bool:
     """Whether discovery lists the resource, as a watch needs it. Raises `ApiError`.
 
     A new CRD can be read a moment before discovery tells of it.
     """
     groups = (await api.get("/apis")).get("groups") or ()
-    if not any(each.get("name") == GROUP for each in groups):
+    if not any(each.get("name") == group for each in groups):
         return False
     try:
-        found = await api.get(f"/apis/{GROUP}/{VERSION}")
+        found = await api.get(f"/apis/{group}/{version}")
     except ApiError as error:
         if error.status == _NOT_FOUND:
             return False
         raise
-    return any(each.get("name") == PLURAL for each in found.get("resources") or ())
+    return any(each.get("name") == plural for each in found.get("resources") or ())
 
 
 def missing_fields(needed: Mapping[str, Any], served: Mapping[str, Any]) -> list[str]:

@@ -24,14 +24,22 @@ from promptprefix.history import History, rebuilt
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.reasons import Reason
 from promptprefix.resource import LintFinding, LintPolicy, PromptPrefixSpec
+from promptprefix.selector import EVERY_POD, LabelSelector
 from promptprefix.versions import MATCH_LAG
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import Resource
 from promptprefix_operator.salts import Salts, salt_digest
-from promptprefix_operator.sources import Source, SourceText, salt_source_of, text_source_of
+from promptprefix_operator.sources import (
+    Source,
+    SourceText,
+    pool_source_of,
+    salt_source_of,
+    sources_of,
+    text_source_of,
+)
 
 _LINTS_KEPT = 1_024
-_STALLING = (Reason.INVALID_CONTENT, Reason.INVALID_SALT)
+_STALLING = (Reason.INVALID_CONTENT, Reason.INVALID_SALT, Reason.INVALID_POOL)
 """Reasons that last until somebody edits what is read."""
 
 Matched = Callable[[str, datetime], Mapping[str, datetime]]
@@ -61,8 +69,9 @@ class Text:
     salt: str = field(default="", repr=False)
 
 
-_Made = tuple[Resource, SourceText | None, SourceText | None, History]
-"""What a prefix is made from: the resource, the readings of its text and salt, its history."""
+_Readings = tuple[SourceText | None, SourceText | None, SourceText | None]
+_Made = tuple[Resource, SourceText | None, SourceText | None, SourceText | None, History]
+"""What a prefix is made from: the resource, the readings of what it refers to, its history."""
 
 
 @dataclass
@@ -175,7 +184,8 @@ class Declarations:
         made = (resource, *readings, known.history)
         if known.made is not None and all(map(operator.is_, known.made[0], made)):
             return known.made[1]
-        prefix = self._made(resource, known, self._text(resource, known, cluster))
+        text = self._text(resource, known, cluster)
+        prefix = self._made(resource, known, text, readings[2])
         known.made = (made, prefix)
         return prefix
 
@@ -202,7 +212,9 @@ class Declarations:
             if salt and each.salt_digest == version.salt_digest:
                 self._salts.keep(each.id, salt)
 
-    def _made(self, resource: Resource, known: _Known, text: Text) -> Prefix:
+    def _made(
+        self, resource: Resource, known: _Known, text: Text, pool: SourceText | None
+    ) -> Prefix:
         spec, history, status = resource.spec, known.history, resource.status
         lint: tuple[LintFinding, ...] = ()
         refusal = text.refusal
@@ -231,6 +243,7 @@ class Declarations:
             warm_now=resource.warm_now,
             unpin=resource.unpin,
             notes=resource.notes,
+            pool_selector=_pool_selector(pool) if _of_pool(spec) else None,
         )
 
     def _text(self, resource: Resource, known: _Known, cluster: Cluster) -> Text:
@@ -242,6 +255,7 @@ class Declarations:
         if payload is None:
             return Text(None, None, refusal)
         salt, refusal = _salt(resource, spec, cluster)
+        refusal = refusal or _unselected(resource, spec, cluster)
         if refusal is not None:
             return Text(None, payload, refusal)
         key = (spec.model, payload, salt)
@@ -276,14 +290,14 @@ def _remembered(resource: Resource, now: datetime) -> _Known:
     return _Known(rebuilt(status.versions, resource.uid, model, now, lag), resource.generation)
 
 
-def _readings(resource: Resource, cluster: Cluster) -> tuple[SourceText | None, SourceText | None]:
+def _readings(resource: Resource, cluster: Cluster) -> _Readings:
     """Return what was read of the objects that a resource refers to."""
     spec = resource.spec
     if spec is None:
-        return None, None
-    sources = (find(resource.namespace, spec) for find in (text_source_of, salt_source_of))
-    text, salt = (cluster.text(source) if source is not None else None for source in sources)
-    return text, salt
+        return None, None, None
+    sources = sources_of(resource.namespace, spec)
+    text, salt, pool = (cluster.text(source) if source is not None else None for source in sources)
+    return text, salt, pool
 
 
 def _payload(
@@ -304,6 +318,25 @@ def _salt(
         return "", None
     found, refusal = _reading(salt_source_of(resource.namespace, spec), cluster)
     return (found.salt if found is not None else ""), refusal
+
+
+def _of_pool(spec: PromptPrefixSpec | None) -> bool:
+    return spec is not None and spec.pods.inferencePoolRef is not None
+
+
+def _unselected(resource: Resource, spec: PromptPrefixSpec, cluster: Cluster) -> Refusal | None:
+    """Return why it is not known which pods are selected, if it is not."""
+    if not _of_pool(spec):
+        return None
+    return _reading(pool_source_of(resource.namespace, spec), cluster)[1]
+
+
+def _pool_selector(pool: SourceText | None) -> LabelSelector:
+    """Return the selector of an InferencePool.
+
+    While there is none, whatever pod holds the text may keep it; nothing is warmed then.
+    """
+    return EVERY_POD if pool is None or pool.selector is None else pool.selector
 
 
 def _reading(source: Source | None, cluster: Cluster) -> tuple[SourceText | None, Refusal | None]:

@@ -15,7 +15,15 @@ import kopf
 from promptprefix.resource import GROUP, PLURAL, VERSION
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.manifests import uid_of
-from promptprefix_operator.sources import Source, SourceKind, absent, text_in
+from promptprefix_operator.sources import (
+    POOL_GROUP,
+    POOL_PLURAL,
+    POOL_VERSION,
+    Source,
+    SourceKind,
+    absent,
+    read_source,
+)
 
 _NO_FINALIZER = "promptprefix.dev/never-set"
 """Kopf takes the finalizer of this name off whatever it sees; nothing has it."""
@@ -40,11 +48,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 def registry_of(login: Login, cluster: Cluster) -> kopf.OperatorRegistry:
-    """Return the handlers, bound to their collaborators."""
-    registry = kopf.OperatorRegistry()
-
-    async def log_in(**_: object) -> kopf.ConnectionInfo:
-        return await login()
+    """Return the handlers of a namespace, bound to their collaborators."""
+    registry = _empty_registry(login)
 
     async def see_resource(event: kopf.RawEvent, **_: object) -> None:
         if event["type"] == "DELETED":
@@ -58,19 +63,44 @@ def registry_of(login: Login, cluster: Cluster) -> kopf.OperatorRegistry:
         else:
             cluster.see_pod(event["object"])
 
-    async def see_config_map(event: kopf.RawEvent, **_: object) -> None:
-        metadata = event["object"]["metadata"]
-        namespace, name = str(metadata["namespace"]), str(metadata["name"])
-        source = Source(SourceKind.CONFIG_MAP, namespace, name)
-        if source in cluster.referred:
-            gone = event["type"] == "DELETED"
-            cluster.see_text(source, absent(source) if gone else text_in(source, event["object"]))
-
-    kopf.on.login(registry=registry)(log_in)
+    see_config_map = _seen(SourceKind.CONFIG_MAP, cluster)
     kopf.on.event(GROUP, VERSION, PLURAL, id="resource", registry=registry)(see_resource)
     kopf.on.event("", "v1", "pods", id="pod", registry=registry)(see_pod)
     kopf.on.event("", "v1", "configmaps", id="config-map", registry=registry)(see_config_map)
     return registry
+
+
+def pool_registry_of(login: Login, cluster: Cluster) -> kopf.OperatorRegistry:
+    """Return the handler of InferencePools, whose watch may fail without any other."""
+    registry = _empty_registry(login)
+    see_pool = _seen(SourceKind.POOL, cluster)
+    kopf.on.event(POOL_GROUP, POOL_VERSION, POOL_PLURAL, id="pool", registry=registry)(see_pool)
+    return registry
+
+
+def _empty_registry(login: Login) -> kopf.OperatorRegistry:
+    registry = kopf.OperatorRegistry()
+
+    async def log_in(**_: object) -> kopf.ConnectionInfo:
+        return await login()
+
+    kopf.on.login(registry=registry)(log_in)
+    return registry
+
+
+def _seen(kind: SourceKind, cluster: Cluster) -> Callable[..., Awaitable[None]]:
+    """Return the handler that takes in what resources refer to of a kind."""
+
+    async def see(event: kopf.RawEvent, **_: object) -> None:
+        metadata = event["object"]["metadata"]
+        source = Source(kind, str(metadata["namespace"]), str(metadata["name"]))
+        if source in cluster.referred:
+            gone = event["type"] == "DELETED"
+            cluster.see_text(
+                source, absent(source) if gone else read_source(source, event["object"])
+            )
+
+    return see
 
 
 async def follow(namespace: str, registry: kopf.OperatorRegistry, stop: Callable[[], None]) -> None:

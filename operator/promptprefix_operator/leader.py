@@ -20,7 +20,7 @@ from promptprefix_operator.control_api import Access, ControlApi
 from promptprefix_operator.controller import RECONNECT_S, SILENCE_S, Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.events import Events, Notice
-from promptprefix_operator.handlers import Login, follow, registry_of
+from promptprefix_operator.handlers import Login, follow, pool_registry_of, registry_of
 from promptprefix_operator.identity import TokenReviewer
 from promptprefix_operator.manifests import Resource
 from promptprefix_operator.matches import Matches
@@ -30,6 +30,7 @@ from promptprefix_operator.namespace_watch import NamespaceWatch
 from promptprefix_operator.observation import SECRET_SECONDS, Observer
 from promptprefix_operator.pace import Pace
 from promptprefix_operator.pod_warnings import uninjected_by_namespace
+from promptprefix_operator.pools import Pools
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
@@ -275,7 +276,18 @@ def _watches(
 ) -> dict[str, NamespaceWatch]:
     slots = asyncio.Semaphore(_CONCURRENT_READINGS)
     pace = Pace(time.monotonic, SECRET_SECONDS)
-    registry = registry_of(login, cluster)
+    registry, pool_registry = registry_of(login, cluster), pool_registry_of(login, cluster)
+    reread_seconds = _REREAD_SHARE * settings.resync_seconds
+
+    def pools(namespace: str) -> Pools:
+        return Pools(
+            api=api,
+            cluster=cluster,
+            namespace=namespace,
+            follow=lambda stop: follow(namespace, pool_registry, stop),
+            reread_seconds=reread_seconds,
+            clock=time.monotonic,
+        )
 
     def watch(namespace: str) -> NamespaceWatch:
         return NamespaceWatch(
@@ -286,7 +298,8 @@ def _watches(
                 namespace=namespace,
                 slots=slots,
                 pace=pace,
-                reread_seconds=_REREAD_SHARE * settings.resync_seconds,
+                pools=pools(namespace),
+                reread_seconds=reread_seconds,
                 clock=time.monotonic,
             ),
             cluster=cluster,

@@ -104,6 +104,7 @@ class NamespaceWatch:
                 group.create_task(self._observer.keep_texts(self._publication.wait))
                 group.create_task(self._observer.keep_fresh())
                 group.create_task(self._observer.keep_swept())
+                group.create_task(self._observer.keep_pools(stop, self._publication.wait))
                 await self._follow(stop)
         except* (ApiError, WatchEndedError) as errors:
             raise WatchEndedError(str(errors.exceptions[0])) from errors

@@ -23,6 +23,7 @@ from promptprefix_operator.cluster import Cluster, Referrers
 from promptprefix_operator.crd_check import is_served
 from promptprefix_operator.manifests import uid_of, version_in, version_of
 from promptprefix_operator.pace import Pace
+from promptprefix_operator.pools import Pools
 from promptprefix_operator.sources import (
     Source,
     SourceKind,
@@ -66,6 +67,7 @@ class Observer:
         namespace: str,
         slots: asyncio.Semaphore,
         pace: Pace,
+        pools: Pools,
         reread_seconds: float,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -75,6 +77,7 @@ class Observer:
         self._namespace = namespace
         self._slots = slots
         self._pace = pace
+        self._pools = pools
         self._sleep = sleep
         self._reread_seconds = reread_seconds
         self._clock = clock
@@ -94,7 +97,7 @@ class Observer:
             self._cluster.see_pod(body)
             pods.discard(uid_of(body))
         self._forget(known, pods)
-        await self._read_each(self._sources(SourceKind.CONFIG_MAP))
+        await self._read_each(self._sources(SourceKind.CONFIG_MAP, SourceKind.POOL))
         await self.read_texts()
 
     async def read_texts(self) -> None:
@@ -158,7 +161,13 @@ class Observer:
         resources -= {uid_of(each) for each in await self._list_resources()}
         pods -= {uid_of(each) for each in (await self._api.list_all(self._pods)).items}
         self._forget(resources, pods)
-        await self._read_each(self._sources(SourceKind.CONFIG_MAP))
+        await self._read_each(self._sources(SourceKind.CONFIG_MAP, SourceKind.POOL))
+
+    async def keep_pools(
+        self, stop: Callable[[], None], passed: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Follow the InferencePools that resources name, for ever."""
+        await self._pools.keep(stop, passed)
 
     async def _list_resources(self) -> Sequence[Json]:
         """Read the resources; where their versions went back, all that was read before is old.
@@ -239,7 +248,9 @@ class Observer:
                 for name, held in secrets.items():
                     group.create_task(read_secret(name, held))
                 for source in sorted(sources):
-                    if not source.secret:
+                    if source.kind is SourceKind.POOL:
+                        group.create_task(self._read_pool(source))
+                    elif not source.secret:
                         group.create_task(self._read_config_map(source))
         except* ApiError as errors:
             raise _first(errors) from errors
@@ -286,6 +297,10 @@ class Observer:
         if known is not None and known.version is not None and known.version == version_of(body):
             return known
         return read_source(source, body)
+
+    async def _read_pool(self, source: Source) -> None:
+        async with self._slots:
+            await self._pools.read(source)
 
     async def _read_config_map(self, source: Source) -> None:
         """Take in one ConfigMap, unless the watch brought something while it was being read.

@@ -1,31 +1,41 @@
-"""ConfigMaps and Secrets that hold texts and cache salts, and what a reading of one gave."""
+"""Objects that resources refer to, and what a reading of one gave.
+
+ConfigMaps and Secrets hold texts and cache salts, an InferencePool selects pods.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from promptprefix.payload import Payload, PayloadError
 from promptprefix.reasons import Reason
 from promptprefix.resource import PromptPrefixSpec
+from promptprefix.selector import LabelSelector
 from promptprefix_operator.manifests import explain, version_of
 from promptprefix_operator.salts import SaltError, decoded_salt
 
+POOL_GROUP: Final = "inference.networking.k8s.io"
+POOL_VERSION: Final = "v1"
+POOL_PLURAL: Final = "inferencepools"
+
 
 class SourceKind(StrEnum):
-    """What is read from objects: the text of a ConfigMap or a Secret, or one key of a Secret."""
+    """What is read: the text of a ConfigMap or a Secret, one key of a Secret, or a selector."""
 
     CONFIG_MAP = "ConfigMap"
+    POOL = "InferencePool"
     SECRET = "Secret"  # noqa: S105 - a kind
     SALT = "Salt"
 
 
 FIELDS: Mapping[SourceKind, str] = {
     SourceKind.CONFIG_MAP: "spec.content.configMapRef.name",
+    SourceKind.POOL: "spec.pods.inferencePoolRef.name",
     SourceKind.SECRET: "spec.content.secretRef.name",
     SourceKind.SALT: "spec.cacheSaltRef.name",
 }
@@ -48,7 +58,7 @@ class Source:
     @property
     def secret(self) -> bool:
         """Whether the object is a Secret."""
-        return self.kind is not SourceKind.CONFIG_MAP
+        return self.kind in (SourceKind.SECRET, SourceKind.SALT)
 
     @property
     def field(self) -> str:
@@ -58,13 +68,20 @@ class Source:
 
 @dataclass(frozen=True)
 class SourceText:
-    """What a source gave: its payload or salt, or why it has none (``reason`` and ``error``)."""
+    """What a source gave: payload, salt or selector, or why it has none (``reason``, ``error``)."""
 
     version: int | None
     payload: Payload | None
     reason: Reason | None = None
     error: str = ""
     salt: str = field(default="", repr=False)
+    selector: LabelSelector | None = None
+
+
+def sources_of(namespace: str, spec: PromptPrefixSpec) -> tuple[Source | None, ...]:
+    """Return where text, salt and selector stand."""
+    found = (text_source_of, salt_source_of, pool_source_of)
+    return tuple(find(namespace, spec) for find in found)
 
 
 def text_source_of(namespace: str, spec: PromptPrefixSpec) -> Source | None:
@@ -85,9 +102,27 @@ def salt_source_of(namespace: str, spec: PromptPrefixSpec) -> Source | None:
     return Source(SourceKind.SALT, namespace, reference.name, reference.key)
 
 
+def pool_source_of(namespace: str, spec: PromptPrefixSpec) -> Source | None:
+    """Return the InferencePool that selects the pods; None if the resource does so itself."""
+    reference = spec.pods.inferencePoolRef
+    return None if reference is None else Source(SourceKind.POOL, namespace, reference.name)
+
+
 def read_source(source: Source, body: Mapping[str, Any]) -> SourceText:
     """Read what a source stands for from its object."""
+    if source.kind is SourceKind.POOL:
+        return selector_in(body)
     return salt_in(source, body) if source.kind is SourceKind.SALT else text_in(source, body)
+
+
+def selector_in(body: Mapping[str, Any]) -> SourceText:
+    """Read the selector of an InferencePool."""
+    version, selector = version_of(body), (body.get("spec") or {}).get("selector")
+    try:
+        return SourceText(version, None, selector=LabelSelector.model_validate(selector))
+    except ValidationError as error:
+        told = f"{explain(error, 'spec.selector')}."
+        return SourceText(version, None, Reason.INVALID_POOL, told)
 
 
 def salt_in(source: Source, body: Mapping[str, Any]) -> SourceText:
@@ -120,13 +155,33 @@ def text_in(source: Source, body: Mapping[str, Any]) -> SourceText:
 def absent(source: Source) -> SourceText:
     """Return the reading of a source that does not exist."""
     error = f"does not exist: create it, or correct {source.field}."
-    return SourceText(None, None, Reason.CONTENT_NOT_FOUND, error)
+    pool = source.kind is SourceKind.POOL
+    reason = Reason.POOL_NOT_FOUND if pool else Reason.CONTENT_NOT_FOUND
+    return SourceText(None, None, reason, error)
 
 
 def unreadable(source: Source, cause: str) -> SourceText:
     """Return the reading of a source that the API server has and can't give."""
     error = f"can't be read ({cause}): see the API server's log, or replace {source.name}."
     return SourceText(None, None, Reason.RECONCILING, error)
+
+
+def unserved_pool() -> SourceText:
+    """Return the reading of an InferencePool where the cluster knows no such kind."""
+    error = (
+        "the cluster does not serve inference.networking.k8s.io/v1: install the CRDs of the "
+        "Gateway API Inference Extension, or use spec.pods.selector."
+    )
+    return SourceText(None, None, Reason.POOL_NOT_FOUND, error)
+
+
+def forbidden_pool() -> SourceText:
+    """Return the reading of an InferencePool that the operator may not list."""
+    error = (
+        "the operator may not list InferencePools: set the chart's value inferencePools to true, "
+        "or use spec.pods.selector."
+    )
+    return SourceText(None, None, Reason.POOL_FORBIDDEN, error)
 
 
 def forbidden(source: Source) -> SourceText:

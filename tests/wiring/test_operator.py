@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,8 @@ from .operator_harness import (
     until,
 )
 
+POOLS = "inference.networking.k8s.io/v1/inferencepools"
+POOL_PATH = "/apis/inference.networking.k8s.io/v1/namespaces/ml/inferencepools"
 PASSES = "promptprefix_operator_plan_seconds_count"
 
 
@@ -153,6 +156,33 @@ async def test_a_text_may_come_late_and_be_wrong(api: ApiServer) -> None:
         }
         await send(api, "POST", "/api/v1/namespaces/ml/configmaps", config_map)
         await until(lambda: condition_of(api, "Stalled") == ("True", "InvalidTools"))
+
+
+async def test_an_inference_pool_selects_the_pods(api: ApiServer) -> None:
+    async with running(api) as operator, polling(api, operator) as sidecar:
+        await send(api, "POST", OBJECT, resource(pods={"inferencePoolRef": {"name": "llm"}}))
+        await until(lambda: condition_of(api, "Ready") == ("False", "PoolNotFound"))
+        api.resources[POOLS] = {
+            "kind": "InferencePool",
+            "namespaced": True,
+            "verbs": ["list", "watch", "patch", "create", "get", "delete"],
+        }
+        await send(api, "POST", POOL_PATH, pool(app="other"))
+        await until(lambda: condition_of(api, "Ready") == ("False", "NoMatchingPods"))
+        await send(api, "PATCH", f"{POOL_PATH}/llm", pool(app="v"))
+        await until(lambda: condition_of(api, "Ready") == ("True", "Warm"))
+        await send(api, "DELETE", f"{POOL_PATH}/llm")
+        await until(lambda: condition_of(api, "Ready") == ("False", "PoolNotFound"))
+        assert len(sidecar.held) == 1
+
+
+def pool(**labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": "llm", "namespace": "ml", "uid": "pool"},
+        "spec": {"selector": {"matchLabels": labels}},
+    }
 
 
 async def test_windows_and_orders_of_people_on_call(api: ApiServer) -> None:

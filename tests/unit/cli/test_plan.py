@@ -76,6 +76,45 @@ def test_all_that_fits_is_told_by_prefix_and_by_pod() -> None:
     )
 
 
+def pool(**labels: str) -> str:
+    body = {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": "llm", "namespace": "ml"},
+        "spec": {"selector": {"matchLabels": labels}},
+    }
+    return "---\n" + yaml.safe_dump(body)
+
+
+BY_POOL = {"inferencePoolRef": {"name": "llm"}}
+
+
+def test_an_inference_pool_of_the_input_selects_the_pods() -> None:
+    text = manifest("a", pods=BY_POOL) + pool(tier="one")
+    text += pod_list(pod("p", tier="one"), pod("q", tier="two"))
+    code, found = planned(text, "--blocks=100")
+    assert (code, found["prefixes"][0]["pods"]) == (0, ["p"])
+    code, found = planned(manifest("a", pods=BY_POOL) + manifest("b"), "--pods=2", "--blocks=100")
+    assert [each["pods"] for each in found["prefixes"]] == [["pod-0", "pod-1"], ["pod-2", "pod-3"]]
+    _, found = planned(
+        manifest("a", pods=BY_POOL) + pool(app="vllm") + manifest("b"), "--pods=1", "--blocks=100"
+    )
+    assert len(found["pods"]) == 1, "it selects the same"
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ("", "spec.pods.inferencePoolRef.name: the InferencePool llm of namespace ml is not in"),
+        (pool(), "(InferencePool llm): spec.selector"),
+    ],
+)
+def test_a_pool_that_says_not_which_pods_is_bad_input(extra: str, message: str) -> None:
+    code, _, errors = run(manifest("a", pods=BY_POOL) + extra + pod_list(pod("p")), "--blocks=100")
+    assert code == 2
+    assert message in errors
+
+
 def test_losers_are_told_why_and_end_with_one() -> None:
     prefixes = manifest("low") + manifest("high", priority=5)
     code, output, _ = run(prefixes, "--pods", "1", "--blocks", "20")

@@ -26,6 +26,9 @@ def window(**fields: str) -> dict[str, Any]:
     return {"windows": [good | fields]}
 
 
+POOL = {"inferencePoolRef": {"name": "llm"}}
+
+
 def selector(**fields: Any) -> dict[str, Any]:
     return {"pods": {"selector": fields}}
 
@@ -49,6 +52,10 @@ def expression(**fields: Any) -> dict[str, Any]:
             {"content": {"inline": {"systemInstructions": "x" * 262_145}}},
             "content.inline.systemInstructions",
         ),
+        ({"pods": {}}, "pods"),
+        ({"pods": {**selector(matchLabels={"a": "b"})["pods"], **POOL}}, "pods"),
+        ({"pods": {"inferencePoolRef": {"name": "A"}}}, "pods.inferencePoolRef.name"),
+        ({"pods": {"inferencePoolRef": {"name": "a", "kind": "b"}}}, "pods.inferencePoolRef.kind"),
         (selector(), "pods.selector"),
         (selector(matchLabels={}), "pods.selector"),
         (selector(matchLabels={"a": "b c"}), "pods.selector.matchLabels.a"),

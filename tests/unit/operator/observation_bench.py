@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,11 +14,13 @@ from promptprefix_operator.api_server import ApiError, Listing
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.observation import SECRET_SECONDS, Observer
 from promptprefix_operator.pace import Pace
+from promptprefix_operator.pools import Pools
 from promptprefix_operator.sources import Source, SourceKind
 
 PREFIXES = "/apis/promptprefix.dev/v1alpha1/namespaces/ml/promptprefixes"
 PODS = "/api/v1/namespaces/ml/pods"
 CONFIG_MAPS = "/api/v1/namespaces/ml/configmaps"
+POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/ml/inferencepools"
 SECRETS = "/api/v1/namespaces/ml/secrets/"
 TEXTS = Source(SourceKind.CONFIG_MAP, "ml", "texts")
 HIDDEN = Source(SourceKind.SECRET, "ml", "hidden")
@@ -57,6 +59,7 @@ class Api:
     def __init__(self) -> None:
         self.lists: dict[str, list[dict[str, Any]]] = {PREFIXES: [], PODS: [], CONFIG_MAPS: []}
         self.secrets: dict[str, dict[str, Any] | ApiError] = {}
+        self.pools: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.version = ""
         self.served = True
@@ -75,6 +78,8 @@ class Api:
             if isinstance(found, ApiError):
                 raise found
             return found
+        if path == POOLS:
+            return {"items": self.pools}
         assert path == CONFIG_MAPS
         assert query is not None
         self.asked.append(query["fieldSelector"])
@@ -99,10 +104,21 @@ class Bench:
             namespace="ml",
             slots=asyncio.Semaphore(2),
             pace=Pace(lambda: self.now, SECRET_SECONDS, self._sleep),
+            pools=Pools(
+                api=self.api,  # type: ignore[arg-type]
+                cluster=self.cluster,
+                namespace="ml",
+                follow=self._never,
+                reread_seconds=30,
+                clock=lambda: self.now,
+            ),
             reread_seconds=30,
             clock=lambda: self.now,
             sleep=self._sleep,
         )
+
+    async def _never(self, stop: Callable[[], None]) -> None:
+        raise AssertionError
 
     async def _sleep(self, seconds: float) -> None:
         """Let time pass; the rest of the test is over when it is ``until``."""

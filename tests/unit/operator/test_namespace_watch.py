@@ -69,6 +69,11 @@ class Bench:
     async def keep_swept(self) -> None:
         await asyncio.Event().wait()
 
+    async def keep_pools(
+        self, stop: Callable[[], None], passed: Callable[[], Awaitable[None]]
+    ) -> None:
+        await asyncio.Event().wait()
+
     async def _follow(self, stop: Callable[[], None]) -> None:
         self._ends = asyncio.Future()
         await self._ends

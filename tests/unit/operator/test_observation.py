@@ -49,6 +49,19 @@ async def test_a_reading_takes_in_resources_pods_and_the_texts_they_name(bench: 
     assert sorted(api.asked) == ["hidden", "metadata.name=none", "metadata.name=texts"]
 
 
+async def test_a_reading_takes_in_the_pools_and_the_sweep_their_end(bench: Bench) -> None:
+    by_pool = resource("a")
+    by_pool["spec"]["pods"] = {"inferencePoolRef": {"name": "llm"}}
+    bench.api.lists[PREFIXES] = [by_pool]
+    bench.api.pools = [named("llm", spec={"selector": {"matchLabels": {"app": "v"}}})]
+    source = Source(SourceKind.POOL, "ml", "llm")
+    await bench.observer.read()
+    assert bench.reason(source) is None
+    bench.api.pools = []
+    await bench.observer.sweep()
+    assert bench.reason(source) is Reason.POOL_NOT_FOUND
+
+
 async def test_a_second_reading_drops_what_went_meanwhile_here_and_nowhere_else(
     bench: Bench,
 ) -> None:
