@@ -34,6 +34,11 @@ class Frame:
         )
 
     @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return len(self.before) + len(self.after)
+
+    @property
     def digest(self) -> bytes:
         """SHA-256 of the frame: equal digests go with the same texts."""
         return hashlib.sha256(b"%d:%s%s" % (len(self.before), self.before, self.after)).digest()

@@ -13,7 +13,9 @@ from promptprefix_router.choosing.load import LoadLedger
 from promptprefix_router.choosing.prompt_history import PromptHistory
 from promptprefix_router.control.control_link import control_client
 from promptprefix_router.control.match_tally import MatchTally
+from promptprefix_router.control.routes import Routes
 from promptprefix_router.control.text_keeper import TextKeeper
+from promptprefix_router.long_lived import LongLived
 from promptprefix_router.matching.matcher import Matcher
 from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.matching.near_misses import NearMisses
@@ -35,6 +37,7 @@ class Brain:
     texts: TextKeeper
     near_misses: NearMisses
     metrics: RouterMetrics
+    routed: LongLived
 
     @classmethod
     def of(cls, settings: RouterSettings, pool_known: Callable[[], bool]) -> Self:
@@ -59,9 +62,12 @@ class Brain:
             time.time,
         )
 
+        kept, routed = LongLived(), LongLived()
+
         def use_texts(known: Texts) -> None:
-            matcher.use(known.heads)
+            matcher.use(known.heads, known.largest_frame)
             near_misses.use(known)
+            kept.grew(len(known))
 
         texts = TextKeeper(
             lambda: control_client(settings.control_url, settings.ca_file),
@@ -78,4 +84,9 @@ class Brain:
         picker = Picker(
             matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw
         )
-        return cls(picker, ledger, tally, texts, near_misses, metrics)
+        return cls(picker, ledger, tally, texts, near_misses, metrics, routed)
+
+    def follow(self, routes: Routes) -> None:
+        """Take note of a route table that has come in force."""
+        self.texts.want(routes)
+        self.routed.grew(routes.prefixes + len(routes.endpoints))

@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -20,7 +22,9 @@ from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
 from promptprefix_router.brain import Brain
+from promptprefix_router.choosing.engine_page import fetch_page
 from promptprefix_router.choosing.engine_reader import EngineReader
+from promptprefix_router.choosing.load_reader import TARGET as CLUSTERS
 from promptprefix_router.choosing.load_reader import LoadReader
 from promptprefix_router.control.control_link import control_client
 from promptprefix_router.control.match_reporter import MatchReporter
@@ -92,7 +96,7 @@ async def serve(settings: RouterSettings) -> None:
         settings.tenant,
     )
     keeper = RouteKeeper(
-        brain.picker, pool, brain.metrics, settings.tenant, time.monotonic, brain.texts.want
+        brain.picker, pool, brain.metrics, settings.tenant, time.monotonic, brain.follow
     )
     watcher = RouteWatcher(*link, keeper, brain.metrics)
     reporter = MatchReporter(*link, brain.tally, brain.metrics, time.time, time.monotonic)
@@ -132,7 +136,9 @@ async def _standalone_door(
     rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes, settings.tenant_header)
     await rewrites.start(settings.decision_host, settings.rewrite_port)
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
-    load = LoadReader(admin, ledger, metrics, settings.load_interval_ms / 1000)
+    address = settings.admin_host, settings.admin_port, urlsplit(settings.envoy_admin).netloc
+    fetch = partial(fetch_page, *address, CLUSTERS)
+    load = LoadReader(fetch, ledger, metrics, settings.load_interval_ms / 1000)
     counts = HeaderCounts(settings.envoy_dir, brain.tally, metrics)
     counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +13,7 @@ import pytest
 
 from promptprefix_router.choosing.chooser import Chooser
 from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.choosing.engine_page import PageError
 from promptprefix_router.choosing.load import LoadLedger
 from promptprefix_router.choosing.load_reader import LoadReader
 from promptprefix_router.choosing.prompt_history import PromptHistory
@@ -27,6 +27,8 @@ from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 
 from .router_tables import route_table
+
+NO_PODS = b"engines::added_via_api::false\n"
 
 
 def picker_parts() -> tuple[Picker, LoadLedger, RouterMetrics]:
@@ -70,29 +72,28 @@ async def test_a_question_over_the_wire_is_answered_and_counted() -> None:
 
 async def test_the_reader_fills_the_ledger() -> None:
     _, ledger, metrics = picker_parts()
-    host = {
-        "address": {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
-        "stats": [{"name": "rq_active", "value": "4"}],
-    }
-    clusters = {"cluster_statuses": [{"name": "engines", "host_statuses": [host]}]}
-    answers = deque([httpx.Response(200, text=json.dumps(clusters)), httpx.Response(503)])
-    transport = httpx.MockTransport(lambda _request: answers.popleft())
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        reader = LoadReader(admin, ledger, metrics, 0.001)
-        ledger.pick("10.0.0.1:8000")
-        await reader.read()
-        assert ledger.load("10.0.0.1:8000") == 4
-        await reader.read()
-        assert ledger.load("10.0.0.1:8000") == 4
+    answers = deque([b"engines::10.0.0.1:8000::rq_active::4\n"])
+
+    async def fetch() -> bytes:
+        if not answers:
+            raise PageError("status 503")
+        return answers.popleft()
+
+    reader = LoadReader(fetch, ledger, metrics, 0.001)
+    ledger.pick("10.0.0.1:8000")
+    await reader.read()
+    assert ledger.load("10.0.0.1:8000") == 4
+    await reader.read()
+    assert ledger.load("10.0.0.1:8000") == 4
 
 
 async def test_an_idle_pool_is_read_again_one_interval_after_a_pick() -> None:
     _, ledger, metrics = picker_parts()
     events: list[str] = []
 
-    def answer(_: httpx.Request) -> httpx.Response:
+    async def fetch() -> bytes:
         events.append("read")
-        return httpx.Response(200, json={"cluster_statuses": []})
+        return NO_PODS
 
     async def sleep(_: float) -> None:
         events.append("sleep")
@@ -101,10 +102,8 @@ async def test_an_idle_pool_is_read_again_one_interval_after_a_pick() -> None:
         if events.count("read") == 2:
             raise asyncio.CancelledError
 
-    transport = httpx.MockTransport(answer)
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        with pytest.raises(asyncio.CancelledError):
-            await LoadReader(admin, ledger, metrics, 0.1, sleep).run()
+    with pytest.raises(asyncio.CancelledError):
+        await LoadReader(fetch, ledger, metrics, 0.1, sleep).run()
     assert events == ["read", "sleep", "sleep", "sleep", "sleep", "read", "sleep"]
 
 
@@ -120,9 +119,11 @@ async def test_readings_that_take_long_are_rare() -> None:
             raise asyncio.CancelledError
 
     times = iter((0.0, 0.001, 1.0, 1.025, 2.0, 2.5))
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"cluster_statuses": []}))
-    async with httpx.AsyncClient(transport=transport, base_url="http://envoy") as admin:
-        reader = LoadReader(admin, ledger, metrics, 0.1, sleep, lambda: next(times))
-        with pytest.raises(asyncio.CancelledError):
-            await reader.run()
+
+    async def fetch() -> bytes:
+        return NO_PODS
+
+    reader = LoadReader(fetch, ledger, metrics, 0.1, sleep, lambda: next(times))
+    with pytest.raises(asyncio.CancelledError):
+        await reader.run()
     assert pauses == pytest.approx([0.1, 0.5, 2.0])

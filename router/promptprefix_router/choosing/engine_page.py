@@ -1,4 +1,4 @@
-"""Fetches an engine's page of metrics, at a small part of what a general HTTP client costs."""
+"""Fetches a page of an engine or of Envoy, at a small part of what a general HTTP client costs."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from typing import cast
 
 import httptools
 
-MAX_PAGE_BYTES = 4 * 1_048_576
+MAX_PAGE_BYTES = 16 * 1_048_576
 TIMEOUT_S = 2.0
 
 _OK = 200
-_REQUEST = (
-    "GET /metrics?name[]=vllm:num_requests_running&name[]=vllm:num_requests_waiting HTTP/1.1\r\n"
-    "host: {}\r\nconnection: close\r\n\r\n"
-)
+ENGINE_TARGET = "/metrics?name[]=vllm:num_requests_running&name[]=vllm:num_requests_waiting"
 """Servers that know the filter of Prometheus' Python client send these two alone."""
 
 
 class PageError(Exception):
-    """The engine can't be reached, or what it answers is no page."""
+    """The server can't be reached, or what it answers is no page."""
 
 
 class _Page(asyncio.Protocol):
     """One connection for one page; ``done`` is its body."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, target: str) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._address = address
+        self._question = f"GET {target} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
         self._parser = httptools.HttpResponseParser(self)
         self._body = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ask."""
-        cast("asyncio.Transport", transport).write(_REQUEST.format(self._address).encode())
+        cast("asyncio.Transport", transport).write(self._question.encode())
 
     def data_received(self, data: bytes) -> None:
         """Take a part of the answer."""
@@ -65,15 +62,17 @@ class _Page(asyncio.Protocol):
             self.done.set_exception(PageError(why))
 
 
-async def fetch_page(host: str, port: int, address: str) -> bytes:
-    """Return the ``/metrics`` of an engine in `TIMEOUT_S` seconds. Raises `PageError`.
+async def fetch_page(host: str, port: int, address: str, target: str = ENGINE_TARGET) -> bytes:
+    """Return a page in `TIMEOUT_S` seconds. Raises `PageError`.
 
-    ``address`` is ``host:port`` as the engine is called.
+    ``address`` is ``host:port`` as the server is called.
     """
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            transport, page = await loop.create_connection(lambda: _Page(address), host, port)
+            transport, page = await loop.create_connection(
+                lambda: _Page(address, target), host, port
+            )
             try:
                 return await page.done
             finally:

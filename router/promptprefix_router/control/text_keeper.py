@@ -28,13 +28,14 @@ from promptprefix_router.control.control_link import (
     bearer,
 )
 from promptprefix_router.control.routes import Routes
-from promptprefix_router.matching.heads import HeadIndex
 from promptprefix_router.matching.texts import KnownPrefix, Text, Texts
 
 AT_ONCE = 4
 """Texts that are asked for at a time."""
 STEP = 64
 """After so many arrivals they are put in force, though more are to come."""
+PAUSE_FACTOR = 20
+"""What arrives is put in force after a pause that is so many times as long as that took before."""
 RETRY_S = 60.0
 """Time after which a text is asked for again that was refused or was not what it should be."""
 MAX_TEXT_BYTES = 8 * 1024 * 1024
@@ -100,7 +101,10 @@ class TextKeeper:
         self._over: dict[str, int] = {}
         self._refused: dict[str, float] = {}
         self._arrived = 0
-        self._index = HeadIndex()
+        self._texts = Texts(whole=True)
+        self._named = True
+        self._stale = False
+        self._due = -math.inf
         self._news = asyncio.Event()
         self._link = ControlLink(
             connect,
@@ -114,15 +118,17 @@ class TextKeeper:
 
     def want(self, routes: Routes) -> None:
         """Keep the texts of ``routes`` from now on, and drop the others."""
-        versions = [each for each in routes.versions if each.content_digest] if self._limit else []
+        declared = list(routes.versions)
+        versions = [each for each in declared if each.content_digest] if self._limit else []
+        named = len(versions) == len(declared)
         told = frozenset((e.content_digest, e.model, e.fingerprint, e.owner) for e in versions)
         wanted: dict[str, list[RoutePrefix]] = {}
         for each in sorted(versions, key=lambda each: -each.tokens):
             wanted.setdefault(each.content_digest, []).append(each)
         self._wanted = wanted
-        if told == self._told:
+        if (told, named) == (self._told, self._named):
             return
-        self._told = told
+        self._told, self._named = told, named
         for digest in self._kept.keys() - wanted.keys():
             self._size -= self._kept.pop(digest).size
         for digest, kept in self._kept.items():
@@ -130,7 +136,9 @@ class TextKeeper:
                 del kept.texts[model]
         self._refused = {d: at for d, at in self._refused.items() if d in wanted}
         self._over = {d: size for d, size in self._over.items() if d in wanted}
-        self._put_in_force()
+        self._know_partly()
+        self._stale = True
+        self._put_in_force_if_due()
         self._news.set()
 
     def payload(self, digest: str) -> Payload | None:
@@ -149,6 +157,7 @@ class TextKeeper:
         """
         missing = self._missing()[:AT_ONCE]
         if not missing:
+            self._put_in_force_if_due()
             await self._wait()
             return
         headers = {"authorization": bearer(self._token_file)}
@@ -156,14 +165,17 @@ class TextKeeper:
         results = await asyncio.gather(*fetches, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         if self._arrived and (failures or self._arrived >= STEP or not self._missing()):
-            self._put_in_force()
+            self._put_in_force_if_due()
         if failures:
             raise failures[0]
 
     async def _wait(self) -> None:
         self._news.clear()
+        until_due = self._due - self._clock() if self._stale else RETRY_S
         try:
-            async with asyncio.timeout(RETRY_S if self._refused else None):
+            async with asyncio.timeout(
+                min(RETRY_S, max(0.0, until_due)) if self._refused or self._stale else None
+            ):
                 await self._news.wait()
         except TimeoutError:
             pass
@@ -214,6 +226,7 @@ class TextKeeper:
         kept = self._kept[digest] = _Kept(payload, len(body))
         self._size += len(body)
         self._arrived += 1
+        self._stale = True
         self._refused.pop(digest, None)
         self._over.pop(digest, None)
         # The costly part is done as each arrives, so that requests never wait for many.
@@ -224,12 +237,27 @@ class TextKeeper:
         self._refused[digest] = self._clock()
         self._meter.fetched(result)
 
+    def _know_partly(self) -> None:
+        """Take note at once that versions are declared whose text is not known."""
+        if self._texts.whole:
+            self._texts = self._texts.partly()
+            self._use(self._texts)
+
+    def _put_in_force_if_due(self) -> None:
+        if self._stale and self._clock() >= self._due:
+            began = self._clock()
+            self._put_in_force()
+            ended = self._clock()
+            self._due = ended + PAUSE_FACTOR * (ended - began)
+
     def _put_in_force(self) -> None:
-        self._arrived = 0
+        self._arrived, self._stale = 0, False
         known = list(self._known())
         heads = (each.head for each in known)
-        self._index = self._index.replaced(head for head in heads if head is not None)
-        self._use(Texts(known, self._index))
+        index = self._texts.heads.replaced(head for head in heads if head is not None)
+        versions = sum(map(len, self._wanted.values()))
+        self._texts = Texts(known, index, whole=self._named and len(known) == versions)
+        self._use(self._texts)
         kept = len(self._kept)
         self._meter.keeping(kept, len(self._wanted) - kept, self._size)
 

@@ -5,6 +5,7 @@ Every API that renders a chat has its own way of saying the same; the fingerprin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -97,9 +98,10 @@ class Matcher:
         self._memo = memo
         self._heads = HeadIndex()
 
-    def use(self, heads: HeadIndex) -> None:
-        """Know these declared texts from now on."""
+    def use(self, heads: HeadIndex, largest_frame: float = math.inf) -> None:
+        """Know these declared texts from now on, none of which has a larger frame."""
         self._heads = heads
+        self._memo.bound(largest_frame)
 
     def match(self, question: Question, routes: Routes) -> Match:
         """Return what ``question`` stands for."""

@@ -6,12 +6,15 @@ same tools: what is costly to bring into canonical form is remembered by itself.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
 from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import Frame, system_bytes
-from promptprefix.request import UndeclaredError
+from promptprefix.request import Surroundings, UndeclaredError
 from promptprefix_router.matching.request_head import DeclaringHead
 
 NO_FINGERPRINT = ""
@@ -19,6 +22,14 @@ NO_FRAME = b""
 
 NOT_CANONICAL = "not-canonical"
 """Why a request is undeclared that has no canonical form; the other words are those of `Cause`."""
+
+TOO_LARGE = "too-large"
+"""Why a request is undeclared whose model, options and tools are larger than any declared ones."""
+
+LEAST_SHARE = 3
+"""The canonical form has at least a third of the bytes of another one without white space and
+escapes: three bytes of UTF-8 can become one in NFC, two characters of a line end become one, and
+``1.0`` becomes ``1``."""
 
 FRAME_BYTES = 16 * 1024 * 1024
 """Canonical bytes of models, options and tools that are remembered."""
@@ -43,17 +54,19 @@ class _Framed:
 
     @property
     def size(self) -> int:
-        return len(self.frame.before) + len(self.frame.after)
+        return self.frame.size
 
 
 class FrameMemo:
     """Frames by raw bytes, as many as ``capacity`` bytes hold; the least recently used goes first.
 
-    What has no frame is remembered too.
+    What has no frame is remembered too. Nothing is brought into canonical form that can't be as
+    small as ``largest``, the bytes of the largest frame of interest.
     """
 
     def __init__(self, capacity: int = FRAME_BYTES) -> None:
         self._capacity = capacity
+        self.largest = math.inf
         self._entries: OrderedDict[bytes, _Framed | str] = OrderedDict()
         self._size = 0
 
@@ -66,11 +79,16 @@ class FrameMemo:
         """Return the frame and its digest, or why there is none."""
         known = self._entries.get(key)
         if known is None:
-            known = _framed(head)
+            known = _framed(head, self.largest)
             self._keep(key, known)
         else:
             self._entries.move_to_end(key)
         return known if isinstance(known, str) else (known.frame, known.digest)
+
+    def forget_too_large(self) -> None:
+        """Look anew at all that was too large."""
+        for key in [key for key, entry in self._entries.items() if entry == TOO_LARGE]:
+            self._size -= _size(self._entries.pop(key))
 
     def _keep(self, key: bytes, entry: _Framed | str) -> None:
         if _size(entry) > self._capacity // _MOST:
@@ -92,14 +110,33 @@ def _size(entry: _Framed | str) -> int:
     return _OVERHEAD if isinstance(entry, str) else _OVERHEAD + entry.size
 
 
-def _framed(head: DeclaringHead) -> _Framed | str:
+def _framed(head: DeclaringHead, largest: float) -> _Framed | str:
     try:
-        frame = head.surroundings().frame
+        around = head.surroundings()
+        if math.isfinite(largest) and _raw_size(head) > largest and _least_size(around) > largest:
+            return TOO_LARGE
+        frame = around.frame
     except UndeclaredError as error:
         return error.cause
     except CanonicalError:
         return NOT_CANONICAL
     return _Framed(frame, frame.digest)
+
+
+def _raw_size(head: DeclaringHead) -> int:
+    return sum(len(raw) for _, raw in head.around)
+
+
+def _least_size(around: Surroundings) -> float:
+    """Return how many bytes a frame has at least, in a fraction of the time that it takes.
+
+    Raises `CanonicalError` for some values that have none.
+    """
+    try:
+        encoded = msgspec.json.encode((around.model, around.options, around.tools))
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise CanonicalError("no value of JSON") from error
+    return len(encoded) / LEAST_SHARE
 
 
 class FingerprintMemo:
@@ -114,6 +151,14 @@ class FingerprintMemo:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def bound(self, largest: float) -> None:
+        """Take note that no frame larger than so many bytes is of interest."""
+        if largest > self._frames.largest:
+            self._frames.forget_too_large()
+            for key in [key for key, each in self._entries.items() if each.cause == TOO_LARGE]:
+                del self._entries[key]
+        self._frames.largest = largest
 
     def read(self, head: DeclaringHead) -> tuple[Reading, bytes | None]:
         """Return what ``head`` declares, and its `system_bytes` if they had to be made for it."""

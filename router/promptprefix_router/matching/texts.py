@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,13 +23,16 @@ class Text:
     begun: bytes = field(repr=False)
     """The `opening` of its system text."""
     fingerprint: str
+    frame_bytes: int
 
     @classmethod
     def of(cls, model: str, payload: Payload) -> Text:
         """Return the text of ``payload``; raise `ValueError` for one that can't work."""
         frame = Frame.of(model, payload.tools, payload.options)
         system = system_bytes(payload.system)
-        return cls(payload, model, frame.digest, opening(system), frame.fingerprint(system))
+        return cls(
+            payload, model, frame.digest, opening(system), frame.fingerprint(system), frame.size
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +50,37 @@ class KnownPrefix:
 
 
 class Texts:
-    """The versions whose text is known; never changed, only replaced."""
+    """The versions whose text is known; never changed, only replaced.
 
-    def __init__(self, known: Iterable[KnownPrefix] = (), heads: HeadIndex | None = None) -> None:
+    ``whole``: no other version is declared.
+    """
+
+    def __init__(
+        self,
+        known: Iterable[KnownPrefix] = (),
+        heads: HeadIndex | None = None,
+        *,
+        whole: bool = False,
+    ) -> None:
         self.known = tuple(known)
         self.heads = heads or HeadIndex()
+        self.whole = whole
         self._by_fingerprint: dict[str, list[KnownPrefix]] = {}
         for each in self.known:
             self._by_fingerprint.setdefault(each.text.fingerprint, []).append(each)
 
     def __len__(self) -> int:
         return len(self.known)
+
+    @property
+    def largest_frame(self) -> float:
+        """Bytes of the largest declared `Frame`; infinite as long as that is not known."""
+        sizes = (each.text.frame_bytes for each in self.known)
+        return max(sizes, default=0) if self.whole else math.inf
+
+    def partly(self) -> Texts:
+        """Return the same, with other versions declared beside them."""
+        return Texts(self.known, self.heads) if self.whole else self
 
     def known_as(self, fingerprint: str) -> Sequence[KnownPrefix]:
         """Return the prefixes with that fingerprint whose text is known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from promptprefix_router.choosing.engine_page import PageError
 from promptprefix_router.choosing.engine_reader import (
     AT_ONCE,
     MOST_FAILURES,
+    PAGES_PER_S,
     EngineReader,
     requests_of,
 )
@@ -146,3 +148,22 @@ async def test_every_ready_engine_is_asked_once() -> None:
     count = 3 * AT_ONCE + 1
     await Stand(answer, engines=count).read()
     assert sorted(asked) == sorted(f"10.0.0.{n}:8000" for n in range(1, count + 1))
+
+
+async def test_hundreds_of_engines_are_read_less_often() -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    async def fetch(_host: str, _port: int, _address: str) -> bytes:
+        return PAGE
+
+    for count in (1, PAGES_PER_S, 2 * PAGES_PER_S):
+        table = routes(*(endpoint(n) for n in range(1, count + 1)))
+        ledger, metrics = LoadLedger(), RouterMetrics(FingerprintMemo(4), time.monotonic)
+        reader = EngineReader(lambda at=table: at.endpoints, ledger, metrics, 1.0, fetch, sleep)  # type: ignore[misc]
+        with pytest.raises(asyncio.CancelledError):
+            await reader.run()
+    assert pauses == [1.0, 1.0, 2.0]

@@ -124,37 +124,28 @@ def test_an_empty_pool_does_not_wipe_the_file_of_a_former_run(stand: Stand) -> N
 
 def test_the_load_is_read_from_envoys_clusters() -> None:
     reading = parse_reading(
-        b"""{"cluster_statuses":[
-          {"name":"picker","host_statuses":[{"address":{"socket_address":{"address":"127.0.0.1"}}}]},
-          {"name":"engines","host_statuses":[
-            {"address":{"socket_address":{"address":"10.0.0.1","port_value":8000}},
-             "stats":[{"name":"cx_active","value":"9","type":"GAUGE"},
-                      {"name":"rq_total","value":"70","type":"COUNTER"},
-                      {"name":"rq_active","value":"3","type":"GAUGE"}],
-             "health_status":{"eds_health_status":"HEALTHY"}},
-            {"address":{"socket_address":{"address":"fd00::1","port_value":8000}},
-             "stats":[{"name":"rq_active","type":"GAUGE"}],
-             "health_status":{"failed_active_health_check":true}}]}]}"""
+        b"""picker::127.0.0.1:9002::rq_active::5
+engines::observability_name::engines
+engines::default_priority::max_connections::1024
+engines::10.0.0.1:8000::cx_active::9
+engines::10.0.0.1:8000::rq_total::70
+engines::10.0.0.1:8000::rq_active::3
+engines::10.0.0.1:8000::health_flags::healthy
+engines::[fd00::1]:8000::rq_active::0
+engines::[fd00::1]:8000::rq_total::2
+engines::[fd00::1]:8000::health_flags::/failed_active_hc/active_hc_timeout
+"""
     )
     assert reading.active == {"10.0.0.1:8000": 3, "[fd00::1]:8000": 0}
-    assert reading.served == 70
+    assert reading.served == 72
     assert reading.unhealthy == {"[fd00::1]:8000"}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[]",
-        b'{"cluster_statuses":3}',
-        b'{"cluster_statuses":[{"name":"engines","host_statuses":[{"stats":'
-        b'[{"name":"rq_active","value":"x"}]}]}]}',
-    ],
-)
-def test_another_answer_is_no_reading(body: bytes) -> None:
+@pytest.mark.parametrize("page", [b"", b"[]", b"picker::127.0.0.1:9002::rq_active::5\n"])
+def test_another_answer_is_no_reading(page: bytes) -> None:
     with pytest.raises(LoadFormatError):
-        parse_reading(body)
+        parse_reading(page)
 
 
-def test_no_answer_of_envoy_is_an_empty_reading() -> None:
-    assert parse_reading(b"{}").active == {}
+def test_a_pool_without_pods_is_an_empty_reading() -> None:
+    assert parse_reading(b"engines::added_via_api::false\n").active == {}

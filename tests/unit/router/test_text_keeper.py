@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -175,6 +176,45 @@ async def test_many_texts_are_asked_for_a_few_at_a_time(stand: Stand) -> None:
     await stand.until(lambda: len(stand.texts) == 150)
     assert stand.most == text_keeper.AT_ONCE
     assert stand.uses < 6, "not put in force one by one"
+
+
+async def test_texts_that_come_one_by_one_are_put_in_force_together(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work for n texts is that of n texts, not of n times n."""
+    texts = [payload(number) for number in range(60)]
+    stand = Stand(token)
+    stand.serve(*texts)
+    built: list[int] = []
+    put = TextKeeper._put_in_force
+
+    def slow(keeper: TextKeeper) -> None:
+        put(keeper)
+        built.append(len(stand.texts))
+        stand.now += 0.001 * len(stand.texts)
+
+    monkeypatch.setattr(TextKeeper, "_put_in_force", slow)
+    async with stand.connect() as client:
+        for number in range(1, 61):
+            stand.want(*map(declared, texts[:number]))
+            await stand.keeper.exchange(client)
+            stand.now += 0.1
+        assert stand.texts.whole is False
+        assert sum(built) < 5 * 60
+        stand.now += 10
+        stand.keeper._put_in_force_if_due()
+    assert (len(stand.texts), stand.texts.whole) == (60, True)
+
+
+async def test_how_large_texts_are_is_known_when_all_are(stand: Stand) -> None:
+    stand.serve(PAYLOAD)
+    stand.want(declared(PAYLOAD), declared(OWN))
+    await stand.until(lambda: len(stand.texts) == 1 and "refused" in stand.results)
+    assert stand.texts.largest_frame == math.inf
+    stand.want(declared(PAYLOAD))
+    assert stand.texts.largest_frame == stand.texts.known[0].text.frame_bytes
+    stand.want(declared(PAYLOAD), declared(payload(2), content_digest=""))
+    assert stand.texts.largest_frame == math.inf, "of one it is never told"
 
 
 async def test_what_has_the_most_tokens_comes_first_and_the_limit_holds(token: Path) -> None:
