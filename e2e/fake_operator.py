@@ -37,6 +37,8 @@ class FakeOperator:
 
     folder: Path
     port: int = 0
+    blocks_key: str = ""
+    pod_uid: str = ""
     states: list[SidecarState] = field(default_factory=list)
     _placements: tuple[Placement, ...] = ()
     _payloads: dict[str, Payload] = field(default_factory=dict)
@@ -134,7 +136,10 @@ class FakeOperator:
             if self._number == seen:
                 return web.Response(status=204)
             answer = SyncResponse(
-                revision=Revision(term=1, number=self._number), placements=self._placements
+                revision=Revision(term=1, number=self._number),
+                placements=self._placements,
+                blocks_key=self.blocks_key,
+                pod_uid=self.pod_uid,
             )
         return web.Response(body=answer.model_dump_json().encode())
 

@@ -107,6 +107,7 @@ def start_sidecar(
         "PROMPTPREFIX_PROBE_INTERVAL_S": "0.5",
         "PROMPTPREFIX_REPORT_INTERVAL_S": "1",
         "PROMPTPREFIX_LEASE_S": "60",
+        "PROMPTPREFIX_BLOCKS_PORT": "0",
         **more,
     }
     with (folder / "sidecar.log").open("ab") as log:

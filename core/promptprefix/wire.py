@@ -196,13 +196,14 @@ class Salt(Wire):
 class SyncResponse(Wire):
     """The whole desired set of one pod; the empty set is an answer too.
 
-    ``blocks_key`` is the key of the feeds of the pod's namespace in hexadecimal, a secret; an
-    operator that is older tells none.
+    ``blocks_key`` is the key of the feeds of the pod's namespace in hexadecimal, a secret, and
+    ``pod_uid`` the pod as routers know it; an operator that is older tells neither.
     """
 
     revision: Revision
     placements: tuple[Placement, ...]
     blocks_key: str = Field(default="", repr=False)
+    pod_uid: str = ""
 
 
 class RoutePrefix(Wire):

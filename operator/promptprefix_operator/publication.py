@@ -63,8 +63,8 @@ class Publication:
 
     def answer_to(self, pod_uid: str, namespace: str) -> SyncResponse:
         """Return a pod's desired set with its namespace's key."""
-        answer, key = self.set_of(pod_uid), self._keys.of(namespace)
-        return answer.model_copy(update={"blocks_key": key}) if key else answer
+        told = {"blocks_key": self._keys.of(namespace), "pod_uid": pod_uid}
+        return self.set_of(pod_uid).model_copy(update=told)
 
     def placement(self, pod_uid: str, content_digest: str) -> Placement | None:
         """Return a placement of that content in the pod's set."""

@@ -13,6 +13,7 @@ from promptprefix_sidecar.bearer import BearerError, bearer
 
 ENV_PREFIX = "PROMPTPREFIX_"
 DEFAULT_KEY_FILE = Path("/run/promptprefix/key/key")
+DEFAULT_BLOCKS_PORT = 8091
 MIN_HOLD_S = 300.0
 """A failover of the operator or an upgrade must not cost pins."""
 _ENDPOINT = re.compile(r"ipc:///[^\0]{1,106}|tcp://[^*/@;\s]+:[0-9]{1,5}")
@@ -110,6 +111,12 @@ class Settings(KeySettings):
     )
     kv_events_topic: str | None = Field(
         default=None, description="Topic of the events; without one all are read."
+    )
+    blocks_port: int = Field(
+        default=DEFAULT_BLOCKS_PORT,
+        ge=0,
+        le=65_535,
+        description="Where routers read which blocks are cached; only with KV events. 0: nowhere.",
     )
     warm_chunk_tokens: int = Field(
         default=1024,

@@ -204,7 +204,8 @@ def _kv_events(
         settings.kv_events_topic or "",
     )
     pace_s = settings.touch_interval_s
-    return kv_events(endpoints, board, salts, clock, metrics.registry, pace_s)
+    feed_at = (settings.listen_host, settings.blocks_port) if settings.blocks_port else None
+    return kv_events(endpoints, board, salts, clock, metrics.registry, pace_s, feed_at)
 
 
 def _engine_authorization(settings: Settings) -> Callable[[], str] | None:

@@ -174,7 +174,8 @@ class Snapshot:
     """``boot`` is the boot of the engine that plugin and records are about.
 
     ``desired_known`` is whether the operator has answered since this process started; ``let_go``
-    that it has been silent for too long since.
+    that it has been silent for too long since. ``blocks_key`` and ``pod_uid`` are what it said of
+    the feed of block names; ``blocks_port`` is where that is open, 0 while it isn't.
     """
 
     engine: EngineView = EngineView()
@@ -182,6 +183,9 @@ class Snapshot:
     plugin: PluginView = PluginView()
     desired_known: bool = False
     let_go: bool = False
+    blocks_key: str = field(default="", repr=False)
+    pod_uid: str = ""
+    blocks_port: int = 0
     gate: GateView = GateView()
     records: Mapping[str, Record] = field(default_factory=dict)
 

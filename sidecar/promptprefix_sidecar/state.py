@@ -87,6 +87,7 @@ def _engine_state(snapshot: Snapshot, address: Address) -> EngineState:
         offload_tier="" if report is None else report.offload_tier,
         capabilities=(HARD_PINS,) if hard else (),
         soft_reason=plugin.soft_reason,
+        blocks_port=snapshot.blocks_port,
     )
 
 

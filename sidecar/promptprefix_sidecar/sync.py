@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -158,7 +159,10 @@ class SyncLoop:
         self._revision = answer.revision
 
         def edit(snapshot: Snapshot) -> Snapshot:
-            return with_desired(snapshot, answer.placements)
+            told = with_desired(snapshot, answer.placements)
+            if not answer.blocks_key:
+                return told
+            return replace(told, blocks_key=answer.blocks_key, pod_uid=answer.pod_uid)
 
         self._board.apply(edit)
 

@@ -29,6 +29,8 @@ class FakeControl:
         self.placements: tuple[Placement, ...] = ()
         self.payloads: dict[str, Payload] = {}
         self.salts: dict[str, str] = {}
+        self.blocks_key = ""
+        self.pod_uid = ""
         self.salt_error: ControlError | None = None
         self.asked: list[str] = []
         self.number = 0
@@ -116,7 +118,10 @@ class FakeControl:
                 if self.error is not None:
                     raise self.error
             return SyncResponse(
-                revision=Revision(term=1, number=self.number), placements=self.placements
+                revision=Revision(term=1, number=self.number),
+                placements=self.placements,
+                blocks_key=self.blocks_key,
+                pod_uid=self.pod_uid,
             )
 
     async def salt(self, placement_id: str) -> str:

@@ -40,6 +40,8 @@ async def running(
         "probe_interval_s": 0.01,
         "report_interval_s": 0.02,
         "ready_settle_s": 0.0,
+        "listen_host": "127.0.0.1",
+        "blocks_port": 0,
         **changes,
     }
     async with engine.client() as client:

@@ -125,6 +125,14 @@ class Index:
         for key, head in self._heads.items():
             head.reported = key in reported
 
+    def reported(self, event: Stored) -> bool:
+        """Whether an event may be of a request that found the blocks: it begins with the first."""
+        first = event.tokens[: event.block_size * TOKEN_BYTES]
+        return event.parent is None and any(
+            head.reported and head.tokens.startswith(first)
+            for head in self._scope(event.lora or "", event.salt or "")
+        )
+
     def apply(self, events: Iterable[Event]) -> None:
         """Take over what happened. Each head is looked through once, not once for every event."""
         for event in events:

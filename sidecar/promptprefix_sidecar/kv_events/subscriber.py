@@ -8,8 +8,7 @@ as ``[…, number, payload]``, and ends with number -1.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +20,14 @@ from zmq.utils.monitor import parse_monitor_message
 from promptprefix_sidecar.kv_events.counters import Counters
 from promptprefix_sidecar.kv_events.decoding import BatchError, decode_batch
 from promptprefix_sidecar.kv_events.events import Batch
+from promptprefix_sidecar.kv_events.past import Past, WholeSink
 from promptprefix_sidecar.kv_events.sequence import Arrival, BatchOrder
+from promptprefix_sidecar.kv_events.sockets import (
+    NUMBER_BYTES,
+    PUBLISHED_FRAMES,
+    number_of,
+    open_socket,
+)
 
 log = structlog.get_logger()
 
@@ -29,17 +35,11 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
 MAX_ABSENCE_S = 1.0
 """Between two looks for an engine that is starting: its first warm-up should not go unheard."""
-QUEUED_MESSAGES = 512
-"""Of one socket. More wait in the engine, which drops what its own queue can't hold."""
-MAX_MESSAGE_BYTES = 16 * 2**20
-"""A step of an engine makes some hundred kilobytes at most."""
 READ_AT_ONCE = 32
 """Messages that are put on the board together."""
 REPLAY_SILENCE_S = 2.0
 REPLAY_TRIES = 3
 """Requests in a row that bring nothing new: what is missing is gone."""
-NUMBER_BYTES = 8
-PUBLISHED_FRAMES = 3
 _ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )  # fmt: skip
@@ -68,15 +68,24 @@ class Endpoints:
 
 
 class Subscriber:
-    """One engine's stream."""
+    """One engine's stream. ``whole`` also takes what was published before, where it is replayed."""
 
-    def __init__(self, endpoints: Endpoints, sink: Sink, counters: Counters) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        sink: Sink,
+        counters: Counters,
+        whole: WholeSink | None = None,
+    ) -> None:
         self._endpoints = endpoints
         self._sink = sink
         self._counters = counters
+        self._past = None if whole is None else Past(whole, endpoints.replay)
         self._begin()
 
     def _begin(self) -> None:
+        if self._past is not None:
+            self._past.begin()
         self._order = BatchOrder()
         self._rank: int | None = None
         self._warned = False
@@ -95,7 +104,7 @@ class Subscriber:
                 self._counters.connected.set(0)
                 self._begin()
                 self._sink.missed()
-                self._sink.flush()
+                self._flush()
                 failures = 0 if read else failures + 1
                 await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures, 10)))
         finally:
@@ -103,7 +112,7 @@ class Subscriber:
 
     async def _read(self, context: zmq.asyncio.Context) -> bool:
         """Read from one connection until it ends; return whether there was a batch."""
-        with _socket(context, zmq.SUB) as socket:
+        with open_socket(context, zmq.SUB) as socket:
             socket.subscribe(self._endpoints.topic)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(MAX_ABSENCE_S * 1000))
             monitor = socket.get_monitor_socket(_ENDS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -116,17 +125,18 @@ class Subscriber:
                     ready = dict(await poller.poll())
                     if socket in ready:
                         await self._take_queued(context, socket)
-                    if monitor in ready and await self._ended(monitor):
+                    if monitor in ready and await self._ended(context, monitor):
                         return self._order.expected is not None
             finally:
                 socket.disable_monitor()
                 monitor.close()
 
-    async def _ended(self, monitor: zmq.asyncio.Socket) -> bool:
+    async def _ended(self, context: zmq.asyncio.Context, monitor: zmq.asyncio.Socket) -> bool:
         event = parse_monitor_message(await monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._counters.connected.set(1)
             log.info("kv events connected", endpoint=self._endpoints.events)
+            await self._recall(context)
             return False
         log.warning("kv events disconnected", endpoint=self._endpoints.events)
         return True
@@ -141,11 +151,21 @@ class Subscriber:
             # A queue that is never empty must not stop the rest of the process.
             await asyncio.sleep(0)
         self._counters.connected.set(1)  # the word of it may come later than what was sent
-        self._sink.flush()
+        self._flush()
         await asyncio.sleep(0)
 
+    def _flush(self) -> None:
+        self._sink.flush()
+        if self._past is not None:
+            self._past.flush()
+
+    async def _recall(self, context: zmq.asyncio.Context, until: int | None = None) -> None:
+        """Bring what ``whole`` has not heard; the sink is told of what comes from now on only."""
+        if self._past is not None:
+            await self._past.recall(context, self._decoded, until)
+
     async def _arrived(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
-        number = _number(frames[1]) if len(frames) == PUBLISHED_FRAMES else None
+        number = number_of(frames[1]) if len(frames) == PUBLISHED_FRAMES else None
         if number is None or number < 0:
             self._counters.unknown.labels(what="frames").inc()
             return
@@ -160,8 +180,11 @@ class Subscriber:
             self._counters.resets.inc()
             self._order = BatchOrder()
             self._sink.missed()
+            if self._past is not None:
+                self._past.begin()
         if arrival is Arrival.GAP:
             await self._fill(context, number)
+        await self._recall(context, number)
         self._take(number, batch)
 
     def _of_our_rank(self, batch: Batch) -> bool:
@@ -191,6 +214,8 @@ class Subscriber:
         self._order.take(number, None if batch is None else batch.at, replayed=replayed)
         if batch is None or batch.broken:
             self._sink.missed()
+        if self._past is not None:
+            self._past.take(number, batch)
         if batch is not None:
             self._counters.batches.inc()
             self._sink.take(batch)
@@ -218,13 +243,13 @@ class Subscriber:
         """
         self._counters.replays.inc()
         came = False
-        with _socket(context, zmq.DEALER) as socket:
+        with open_socket(context, zmq.DEALER) as socket:
             socket.connect(self._endpoints.replay)
             first = self._order.expected or 0
             await socket.send_multipart([b"", first.to_bytes(NUMBER_BYTES, "big")])
             while await socket.poll(int(REPLAY_SILENCE_S * 1000)):
                 frames = await socket.recv_multipart()
-                number = _number(frames[-2]) if len(frames) >= PUBLISHED_FRAMES else None
+                number = number_of(frames[-2]) if len(frames) >= PUBLISHED_FRAMES else None
                 if number is None:
                     self._counters.unknown.labels(what="frames").inc()
                     continue
@@ -236,19 +261,3 @@ class Subscriber:
                 came = True
                 await asyncio.sleep(0)
         return True
-
-
-@contextlib.contextmanager
-def _socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio.Socket]:
-    socket = context.socket(kind)
-    try:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        yield socket
-    finally:
-        socket.close()
-
-
-def _number(frame: bytes) -> int | None:
-    return int.from_bytes(frame, "big", signed=True) if len(frame) == NUMBER_BYTES else None

@@ -53,7 +53,7 @@ def test_without_a_seed_there_is_none(keys: BlockKeyring) -> None:
     assert keys.routed(["ml"]) == ()
     publication = Publication(1, keys)
     publication.publish(planned(8091))
-    assert publication.answer_to("u0", "ml") == publication.set_of("u0")
+    assert publication.answer_to("u0", "ml").blocks_key == ""
     assert publication.routes.blocks_keys == ()
 
 
@@ -69,7 +69,8 @@ async def test_a_pod_gets_the_key_of_its_own_namespace_alone(setup: Setup) -> No
     setup.publication.publish(planned(0))
     status, text = await setup.ask("POST", "/v1/sidecar/sync", "pod", body)
     assert status == 200
-    assert SyncResponse.model_validate_json(text).blocks_key == KEYRING.of("ml")
+    answer = SyncResponse.model_validate_json(text)
+    assert (answer.blocks_key, answer.pod_uid) == (KEYRING.of("ml"), "u0")
     assert KEYRING.of("chat") not in text
 
 

@@ -1,0 +1,60 @@
+"""Blocks whose parent isn't known: they have no name until it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from promptprefix_sidecar.kv_events.events import BlockHash, Stored
+from promptprefix_sidecar.kv_events.index import TOKEN_BYTES
+
+MAX_WAITING = 8_192
+
+_Place = tuple[int, BlockHash]
+
+
+class Waiting:
+    """At most `MAX_WAITING` blocks by group and hash; the oldest are given up."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[_Place, Stored] = {}
+        self._children: dict[_Place, set[BlockHash]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._blocks.clear()
+        self._children.clear()
+
+    def add(self, event: Stored) -> None:
+        """Let the blocks of an event wait, each for the one before it."""
+        parent, size = event.parent, event.block_size * TOKEN_BYTES
+        if parent is None:
+            return
+        for place, block_hash in enumerate(event.hashes):
+            self.drop(event.group, block_hash)
+            tokens = event.tokens[place * size : (place + 1) * size]
+            one = replace(event, hashes=(block_hash,), parent=parent, tokens=tokens)
+            self._blocks[event.group, block_hash] = one
+            self._children.setdefault((event.group, parent), set()).add(block_hash)
+            parent = block_hash
+        while len(self._blocks) > MAX_WAITING:
+            self.drop(*next(iter(self._blocks)))
+
+    def take(self, group: int, parent: BlockHash) -> list[Stored]:
+        """Return the blocks that waited for this one; they wait no longer."""
+        if not self._children:
+            return []
+        hashes = self._children.pop((group, parent), ())
+        return [self._blocks.pop((group, block_hash)) for block_hash in hashes]
+
+    def drop(self, group: int, block_hash: BlockHash) -> None:
+        """Give up a block, if it waits."""
+        block = self._blocks.pop((group, block_hash), None)
+        if block is None or block.parent is None:
+            return
+        siblings = self._children[group, block.parent]
+        siblings.discard(block_hash)
+        if not siblings:
+            del self._children[group, block.parent]
