@@ -89,6 +89,8 @@ def test_the_picker_is_told_of_its_door(monkeypatch: pytest.MonkeyPatch) -> None
     ("path", "value", "field"),
     [
         ("undeclaredMode", "least-load", "undeclared_mode"),
+        ("preciseMaxBlocks", 7, "precise_max_blocks"),
+        ("preciseTimeoutMs", 7, "precise_timeout_ms"),
         ("historyChunks", 7, "history_chunks"),
         ("tokensPerActiveRequest", 7, "tokens_per_active_request"),
         ("loadFactor", 1.5, "load_factor"),

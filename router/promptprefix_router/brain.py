@@ -22,6 +22,7 @@ from promptprefix_router.matching.near_misses import NearMisses
 from promptprefix_router.matching.texts import Texts
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
+from promptprefix_router.precise.precise_parts import PreciseParts
 from promptprefix_router.rewriting.respelling import Speller
 from promptprefix_router.rewriting.rewriter import Rewriter
 from promptprefix_router.settings import RouterSettings
@@ -38,13 +39,15 @@ class Brain:
     near_misses: NearMisses
     metrics: RouterMetrics
     routed: LongLived
+    precise: PreciseParts | None = None
+    """Only in the mode ``precise``."""
 
     @classmethod
     def of(cls, settings: RouterSettings, pool_known: Callable[[], bool]) -> Self:
         """Join the parts as ``settings`` say; ``pool_known`` tells whether there is a pool."""
         memo = FingerprintMemo(settings.memo_entries)
-        approximate = settings.undeclared_mode is UndeclaredMode.APPROXIMATE
-        history = PromptHistory(settings.history_chunks) if approximate else None
+        by_load = settings.undeclared_mode is UndeclaredMode.LEAST_LOAD
+        history = None if by_load else PromptHistory(settings.history_chunks)
         ledger, tally, matcher = LoadLedger(), MatchTally(time.time), Matcher(memo)
         metrics = RouterMetrics(
             memo,
@@ -77,16 +80,41 @@ class Brain:
             metrics,
             time.monotonic,
         )
-        chooser = Chooser(ledger, history, settings.cost, time.monotonic)
+        precise = None
+        if settings.undeclared_mode is UndeclaredMode.PRECISE:
+            precise = PreciseParts.of(settings, metrics)
+        chooser = _chooser(settings, ledger, history, precise)
         rewriter = Rewriter(
             Speller(texts.payload, settings.memo_entries), settings.max_request_bytes
         )
         picker = Picker(
-            matcher, chooser, tally, metrics, time.perf_counter, rewriter, near_misses.saw
+            matcher,
+            chooser,
+            tally,
+            metrics,
+            time.perf_counter,
+            rewriter,
+            near_misses.saw,
+            None if precise is None else precise.mode,
         )
-        return cls(picker, ledger, tally, texts, near_misses, metrics, routed)
+        return cls(picker, ledger, tally, texts, near_misses, metrics, routed, precise)
 
     def follow(self, routes: Routes) -> None:
         """Take note of a route table that has come in force."""
         self.texts.want(routes)
         self.routed.grew(routes.prefixes + len(routes.endpoints))
+        if self.precise is not None:
+            self.precise.want(routes)
+
+
+def _chooser(
+    settings: RouterSettings,
+    ledger: LoadLedger,
+    history: PromptHistory | None,
+    precise: PreciseParts | None,
+) -> Chooser:
+    blocks = None if precise is None else precise.blocks
+    chooser = Chooser(ledger, history, settings.cost, time.monotonic, blocks)
+    if precise is not None:
+        precise.serve(chooser)
+    return chooser

@@ -101,6 +101,8 @@ async def serve(settings: RouterSettings) -> None:
     watcher = RouteWatcher(*link, keeper, brain.metrics)
     reporter = MatchReporter(*link, brain.tally, brain.metrics, time.time, time.monotonic)
     works = [watcher.run(), reporter.run(), brain.texts.run()]
+    if brain.precise is not None:
+        works += [brain.precise.feeds.run(), brain.precise.feeds.sweep()]
     if settings.engine_interval_ms:
         works.append(_engine_reader(settings, brain).run())
     stop = _stop_signal()

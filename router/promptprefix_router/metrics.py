@@ -77,9 +77,16 @@ class RouterMetrics:
             "Remembered chunks of prompts, by endpoint.",
             lambda: len(history),
         )
-        modes = self._gauge("undeclared_mode", "How undeclared prompts are routed: 1.", "mode")
+        self._modes = self._gauge(
+            "undeclared_mode", "How undeclared prompts are routed: 1.", "mode"
+        )
+        wanted = self._gauge(
+            "undeclared_mode_wanted", "How undeclared prompts are to be routed: 1.", "mode"
+        )
         for each in UndeclaredMode:
-            modes.labels(each).set(each is mode)
+            wanted.labels(each).set(each is mode)
+        # What is precise needs pods that tell of their blocks first.
+        self.in_force(UndeclaredMode.APPROXIMATE if mode is UndeclaredMode.PRECISE else mode)
 
     def _make_of_requests(self) -> None:
         self._decisions = self._counter(
@@ -154,6 +161,11 @@ class RouterMetrics:
         self._engines = self._counter(
             "engine_readings", "Readings of the engines' own numbers of requests.", "result"
         )
+
+    def in_force(self, mode: UndeclaredMode) -> None:
+        """Show how undeclared prompts are routed."""
+        for each in UndeclaredMode:
+            self._modes.labels(each).set(each is mode)
 
     def decided(self, decision: Decision, seconds: float) -> None:
         """Count one decision."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
 
 from promptprefix_router.choosing.chooser import Chooser, Outcome
 from promptprefix_router.command_guard import carries_command
@@ -18,17 +19,39 @@ from promptprefix_router.decision import (
 )
 from promptprefix_router.matching.matcher import Match, Matcher, Question
 from promptprefix_router.metrics import RouterMetrics
-from promptprefix_router.rewriting.rewriter import Rewriter, Rewriting, TooLongError
+from promptprefix_router.precise.prompt_tokens import PromptTokens
+from promptprefix_router.rewriting.rewriter import (
+    RewritePlan,
+    Rewriter,
+    Rewriting,
+    TooLongError,
+)
 from promptprefix_router.rewriting.salt_field import UnreadableError
 
 
+class TokenSource(Protocol):
+    """Who knows how to learn the tokens of a prompt."""
+
+    def read(self, question: Question, match: Match) -> Awaitable[PromptTokens | None] | None:
+        """Return what gives the tokens, None once they can't be had; None for nothing to wait for.
+
+        Never fails.
+        """
+
+
+class _Considered(NamedTuple):
+    match: Match
+    plan: RewritePlan
+
+
 class Picker:
-    """Decides in memory and at once; never fails.
+    """Decides in memory and at once, but for the tokens of some prompts; never fails.
 
     Refuses nothing but engine commands, requests that name several tenants, and bodies that can't
     get the cache salt that they must.
 
-    ``observe`` is told of each request that goes on as it is, and what it stands for.
+    ``observe`` is told of each request that goes on as it is, and what it stands for. Without
+    ``tokens`` nothing is ever waited for.
     """
 
     def __init__(
@@ -40,6 +63,7 @@ class Picker:
         clock: Callable[[], float],
         rewriter: Rewriter | None = None,
         observe: Callable[[Question, Match], None] = lambda _question, _match: None,
+        tokens: TokenSource | None = None,
     ) -> None:
         self._matcher = matcher
         self._chooser = chooser
@@ -48,6 +72,7 @@ class Picker:
         self._metrics = metrics
         self._clock = clock
         self._observe = observe
+        self._tokens = tokens
         self._routes = Routes()
 
     @property
@@ -63,11 +88,20 @@ class Picker:
         self._tally.retain(routes.ids)
 
     def decide(self, question: Question) -> Decision:
-        """Return what shall happen to a request, and count it."""
+        """Return what shall happen to a request at once, and count it."""
         started = self._clock()
-        decision = self._decision(question)
-        self._metrics.decided(decision, self._clock() - started)
-        return decision
+        considered = self._considered(question)
+        return self._decided(question, considered, started)
+
+    def consult(self, question: Question) -> Decision | Awaitable[Decision]:
+        """Return what `decide` returns, or what gives it once the prompt's tokens are known."""
+        started = self._clock()
+        considered = self._considered(question)
+        if self._tokens is not None and isinstance(considered, _Considered):
+            tokens = self._tokens.read(question, considered.match)
+            if tokens is not None:
+                return self._decided_later(question, considered, started, tokens)
+        return self._decided(question, considered, started)
 
     def rewriting(self, question: Question) -> Rewriting | None:
         """Return how a request that was decided upon is changed; None if it isn't.
@@ -77,7 +111,31 @@ class Picker:
         match = self._matcher.match(question, self._routes)
         return self._rewriter.plan(question, match).rewriting
 
-    def _decision(self, question: Question) -> Decision:
+    async def _decided_later(
+        self,
+        question: Question,
+        considered: _Considered,
+        started: float,
+        tokens: Awaitable[PromptTokens | None],
+    ) -> Decision:
+        return self._decided(question, considered, started, await tokens)
+
+    def _decided(
+        self,
+        question: Question,
+        considered: _Considered | Decision,
+        started: float,
+        prompt: PromptTokens | None = None,
+    ) -> Decision:
+        decision = (
+            self._chosen(question, considered, prompt)
+            if isinstance(considered, _Considered)
+            else considered
+        )
+        self._metrics.decided(decision, self._clock() - started)
+        return decision
+
+    def _considered(self, question: Question) -> _Considered | Decision:
         if carries_command(question.body, question.escaped):
             return COMMAND_REFUSED
         # Doors join equal headers with commas: whose word counts can't be told.
@@ -100,7 +158,13 @@ class Picker:
             self._metrics.undeclared(match.cause)
         if plan.rewriting is None:
             self._observe(question, match)
-        choice = self._chooser.choose(question, plan.narrowed(match))
+        return _Considered(match, plan)
+
+    def _chosen(
+        self, question: Question, considered: _Considered, prompt: PromptTokens | None
+    ) -> Decision:
+        match, plan = considered
+        choice = self._chooser.choose(question, plan.narrowed(match), prompt)
         return Decision(
             choice.outcome,
             match.kind,

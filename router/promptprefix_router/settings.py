@@ -77,6 +77,10 @@ class RouterSettings(BaseSettings):
     """How requests without a declared prefix are sent where their prompt is cached."""
     history_chunks: int = Field(default=262_144, ge=1, le=16_777_216)
     """Chunks of prompts (1 KiB) whose endpoints are remembered (about 350 bytes each)."""
+    precise_max_blocks: int = Field(default=1_048_576, ge=1, le=67_108_864)
+    """In the mode ``precise``: names of blocks that are kept (about 150 bytes each)."""
+    precise_timeout_ms: int = Field(default=150, ge=1, le=9_000)
+    """In the mode ``precise``: how long an undeclared request waits for its tokens at most."""
     tokens_per_active_request: int = Field(
         default=CostKnobs.tokens_per_active_request, ge=1, le=1_000_000
     )
@@ -117,6 +121,16 @@ class RouterSettings(BaseSettings):
         if name in _TAKEN_HEADERS or name.startswith(_TAKEN_PREFIXES):
             raise ValueError("must be a header of its own, such as x-tenant")
         return name
+
+    @model_validator(mode="after")
+    def _in_time(self) -> Self:
+        precise = self.undeclared_mode is UndeclaredMode.PRECISE and self.door == "standalone"
+        if precise and self.precise_timeout_ms >= self.decision_timeout_ms:
+            raise ValueError(
+                "PROMPTPREFIX_PRECISE_TIMEOUT_MS must be less than "
+                "PROMPTPREFIX_DECISION_TIMEOUT_MS: Envoy goes on without an answer then"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_loopback(self) -> Self:

@@ -22,6 +22,8 @@ from promptprefix_router.choosing.prompt_history import PromptHistory
 from promptprefix_router.choosing.ring import place_of
 from promptprefix_router.control.routes import Endpoint, Routes
 from promptprefix_router.matching.matcher import Match, MatchKind, Question
+from promptprefix_router.precise.pod_blocks import PodBlocks
+from promptprefix_router.precise.prompt_tokens import PromptTokens
 
 FALLBACKS = 2
 """Next best endpoints that a decision names."""
@@ -43,6 +45,9 @@ class Outcome(StrEnum):
     """A declared prefix, and an endpoint that holds it warm."""
     COLD = "cold"
     """A declared prefix that no ready endpoint holds warm."""
+    HELD = "held"
+    """No declared prefix; by its engine's own word the endpoint has more of the prompt cached than
+    any other."""
     SEEN = "seen"
     """No declared prefix; the endpoint was sent a longer beginning of the prompt than any other."""
     SPILL = "spill"
@@ -71,6 +76,9 @@ class UndeclaredMode(StrEnum):
 
     APPROXIMATE = "approximate"
     """By what the picker itself has sent where."""
+    PRECISE = "precise"
+    """By what the engines say that they have cached, and what the picker has sent since; by what it
+    has sent where nothing can be known."""
     LEAST_LOAD = "least-load"
     """Not at all."""
 
@@ -103,6 +111,7 @@ class _Request:
     """
 
     match: Match
+    prompt: PromptTokens | None
     chain: PromptChain
     candidates: int
     warm: int
@@ -140,7 +149,8 @@ class Chooser:
     cost leaves several, a place on the ring decides, so that every picker with the same table and
     loads chooses alike; only requests of whose prompt nothing is known take turns.
 
-    ``history`` is None in the mode `UndeclaredMode.LEAST_LOAD`. ``clock`` is monotonic seconds.
+    ``history`` is None in the mode `UndeclaredMode.LEAST_LOAD`, ``blocks`` only in the mode
+    `UndeclaredMode.PRECISE` not. ``clock`` is monotonic seconds.
     """
 
     def __init__(
@@ -149,7 +159,9 @@ class Chooser:
         history: PromptHistory | None,
         knobs: CostKnobs,
         clock: Callable[[], float],
+        blocks: PodBlocks | None = None,
     ) -> None:
+        self._blocks = blocks
         self._ledger = ledger
         self._history = history
         self._knobs = knobs
@@ -165,14 +177,27 @@ class Chooser:
             for seat in self._pool.replaced(before):
                 self._history.forget(seat)
             self._history.resize(self._pool.rooms)
+        if self._blocks is not None:
+            self._blocks.seat(self._pool.seats)
 
-    def choose(self, question: Question, match: Match) -> Choice:
-        """Choose for a request, and count it as load of the chosen endpoint."""
+    def forget(self, address: str) -> None:
+        """Forget what was sent to an endpoint: its engine lost everything."""
+        seat = self._pool.seats.get(address)
+        if self._history is not None and seat is not None:
+            self._history.forget(seat)
+
+    def choose(
+        self, question: Question, match: Match, prompt: PromptTokens | None = None
+    ) -> Choice:
+        """Choose for a request, and count it as load of the chosen endpoint.
+
+        ``prompt`` are the tokens of an undeclared one, where they are known.
+        """
         self._ledger.forget_ended()
         candidates = self._candidates(question, match)
         if not candidates:
             return Choice(Outcome.UNROUTED)
-        request = self._request(question, match, candidates)
+        request = self._request(question, match, candidates, prompt)
         seats = self._best_seats(request)
         seat = self._turn = seats[0]
         outcome, reason = self._outcome(request, seat)
@@ -180,6 +205,8 @@ class Chooser:
         self._ledger.pick(chosen.address)
         if self._history is not None and request.chain.hashes:
             self._history.note(seat, request.chain.hashes, self._clock())
+        if self._blocks is not None and prompt is not None:
+            self._blocks.sent(prompt, seat, chosen.address)
         return Choice(outcome, chosen, tuple(fallbacks), reason)
 
     def _candidates(self, question: Question, match: Match) -> int:
@@ -188,8 +215,10 @@ class Chooser:
             ready &= self._pool.mask(question.subset)
         return ready & ~self._ledger.unhealthy or ready
 
-    def _request(self, question: Question, match: Match, candidates: int) -> _Request:
-        estimate = len(question.body) // BYTES_PER_TOKEN
+    def _request(
+        self, question: Question, match: Match, candidates: int, prompt: PromptTokens | None
+    ) -> _Request:
+        estimate = len(question.body) // BYTES_PER_TOKEN if prompt is None else prompt.count
         declared = max(match.tokens or estimate, self._knobs.least_declared)
         warm = self._pool.warm(match.digests) & candidates
         known = self._history is None or (warm and estimate - declared < SHORT_TAIL_TOKENS)
@@ -197,11 +226,16 @@ class Chooser:
         mean = (self._ledger.total(candidates) + 1) / candidates.bit_count()
         return _Request(
             match=match,
+            prompt=prompt,
             chain=chain,
             candidates=candidates,
             warm=warm,
             tokens=max(estimate, declared) if warm else estimate,
-            holders=self._holders(candidates, chain, warm, declared),
+            holders=(
+                self._holders(candidates, chain, warm, declared)
+                if prompt is None
+                else self._precise_holders(candidates, chain, prompt)
+            ),
             mean=mean,
             most=self._knobs.most_active(mean),
             own=_own_place(question.body) if known and self._history is not None else None,
@@ -227,6 +261,33 @@ class Chooser:
         if rest:
             groups[0] = rest
         return [_Holders(cached, groups[cached]) for cached in sorted(groups, reverse=True)]
+
+    def _precise_holders(
+        self, candidates: int, chain: PromptChain, prompt: PromptTokens
+    ) -> Sequence[_Holders]:
+        """Return the holders of an undeclared prompt by its tokens.
+
+        Where a pod does not tell all that its engine has, what was sent there counts if it is more.
+        """
+        groups: list[tuple[int, int]] = []
+        unsure = candidates
+        if self._blocks is not None:
+            held = self._blocks.held(prompt, candidates)
+            groups += held.groups
+            unsure &= ~held.sure
+        if self._history is not None and chain.hashes and unsure:
+            seen = self._history.depths(chain.hashes, unsure)
+            groups += [(min(depth * CHUNK_TOKENS, prompt.count), seats) for depth, seats in seen]
+            groups.sort(reverse=True)
+        holders: list[_Holders] = []
+        left = candidates
+        for cached, seats in groups:
+            if some := seats & left:
+                holders.append(_Holders(cached, some))
+                left ^= some
+        if left:
+            holders.append(_Holders(0, left))
+        return holders
 
     def _best_seats(self, request: _Request) -> Sequence[int]:
         """Return the best seat and the next best ones in order."""
@@ -280,7 +341,9 @@ class Chooser:
     def _outcome(self, request: _Request, seat: int) -> tuple[Outcome, SpillReason | None]:
         best = request.best
         if best >> seat & 1:
-            return (Outcome.WARM if request.declared else Outcome.SEEN), None
+            if request.declared:
+                return Outcome.WARM, None
+            return (Outcome.SEEN if request.prompt is None else Outcome.HELD), None
         if best:
             load, _ = self._ledger.least(best)
             return (

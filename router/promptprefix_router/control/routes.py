@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
+from promptprefix.block_stream import BlockKeys
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
 
 NOBODY = ""
@@ -29,6 +30,8 @@ class Endpoint:
     what was sent there before."""
     cache_tokens: int = 0
     """Tokens that the engine's cache has room for; 0 if that is unknown."""
+    blocks_port: int = 0
+    """Where the pod tells which blocks its engine has cached; 0 where it doesn't."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Routes:
     _awaited: frozenset[str] = frozenset()
     salt_conflicts: int = 0
     """Tenants whose prefixes have different salts, and texts declared twice with different ones."""
+    blocks_keys: BlockKeys | None = field(default=None, repr=False)
+    """What the names of blocks are made with; None if the operator has none."""
     _ready: Mapping[str, tuple[Endpoint, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -74,6 +79,7 @@ class Routes:
             _salts=_only_salts(salts),
             _awaited=frozenset(each.tenant for each in tenants if not any(salts[each.tenant])),
             salt_conflicts=sum(count > 1 for count in (*twice, *several)),
+            blocks_keys=_blocks_keys(table, tenant),
             _ready=_ready_by_model(endpoints),
         )
 
@@ -169,7 +175,13 @@ def _endpoint(wire: RouteEndpoint) -> Endpoint | None:
         warm=frozenset(wire.warm),
         engine=(wire.pod_uid, wire.epoch),
         cache_tokens=wire.cache_tokens,
+        blocks_port=wire.blocks_port if wire.blocks_port <= 65_535 else 0,
     )
+
+
+def _blocks_keys(table: RouteTable, tenant: str) -> BlockKeys | None:
+    found = (each.key for each in table.blocks_keys if each.namespace == tenant)
+    return BlockKeys.from_hex(next(found, ""))
 
 
 def _one_per_address(endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import lru_cache
 
 from promptprefix_router.decision import SALT_UNKNOWN, Decision
@@ -38,9 +39,19 @@ class ExtAuthz:
         self._tenant_header = tenant_header.encode()
         self._permit = lru_cache(PERMITS)(_permit)
 
-    def answer(self, request: HttpRequest) -> HttpResponse:
+    def answer(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         """Answer one check: 200 with or without an endpoint, or a refusal."""
-        decision = self._picker.decide(self._question(request))
+        decision = self._picker.consult(self._question(request))
+        if isinstance(decision, Decision):
+            return self._answered(request, decision)
+        return self._answered_later(request, decision)
+
+    async def _answered_later(
+        self, request: HttpRequest, decision: Awaitable[Decision]
+    ) -> HttpResponse:
+        return self._answered(request, await decision)
+
+    def _answered(self, request: HttpRequest, decision: Decision) -> HttpResponse:
         if decision is SALT_UNKNOWN:
             # Envoy takes an error for no answer: what has no mark ends at its fence, as a 503.
             return self._permit(decision.summary, "", "")

@@ -1,13 +1,14 @@
-"""A small HTTP/1.1 server: requests with a bounded head and body, answered at once.
+"""A small HTTP/1.1 server: requests with a bounded head and body, answered in order.
 
-It serves Envoy's questions and the metrics. A handler is a plain function, so a connection never
-waits for anything but its peer.
+It serves Envoy's questions and the metrics. A handler is a plain function that answers at once, or
+returns what does later: the connection reads nothing until then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from http import HTTPStatus
@@ -60,7 +61,7 @@ class HttpResponse:
         return "\r\n".join(lines).encode("latin-1") + self.body
 
 
-Handler = Callable[[HttpRequest], HttpResponse]
+Handler = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 
 
 class HttpDoor(asyncio.Protocol):
@@ -80,7 +81,8 @@ class HttpDoor(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._finished: list[tuple[HttpRequest, bool]] = []
+        self._finished: deque[tuple[HttpRequest, bool]] = deque()
+        self._waiting: asyncio.Task[None] | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -111,8 +113,11 @@ class HttpDoor(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the transport."""
+        """Forget the transport; nobody waits for an answer any more."""
         self._transport = None
+        self._finished.clear()
+        if self._waiting is not None:
+            self._waiting.cancel()
         self.leave()
 
     def data_received(self, data: bytes) -> None:
@@ -126,15 +131,33 @@ class HttpDoor(asyncio.Protocol):
             self._refuse(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else HTTPStatus.BAD_REQUEST
             )
-        if self._finished:
-            finished, self._finished = self._finished, []
-            for request, keep_alive in finished:
-                self._answer(request, keep_alive)
+        self._answer_finished()
+
+    def _answer_finished(self) -> None:
+        while self._finished and self._waiting is None:
+            self._answer(*self._finished.popleft())
 
     def _answer(self, request: HttpRequest, keep_alive: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         answer = self._handler(request)
+        if isinstance(answer, HttpResponse):
+            self._write(answer, keep_alive)
+            return
+        self._transport.pause_reading()
+        self._waiting = asyncio.get_running_loop().create_task(self._wait(answer, keep_alive))
+
+    async def _wait(self, answer: Awaitable[HttpResponse], keep_alive: bool) -> None:
+        response = await answer
+        self._waiting = None
+        self._write(response, keep_alive)
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._answer_finished()
+
+    def _write(self, answer: HttpResponse, keep_alive: bool) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
         if keep_alive and self._guests is None:
             self._transport.write(answer.encode())
             return

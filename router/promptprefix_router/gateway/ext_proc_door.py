@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
+from promptprefix_router.decision import Decision
 from promptprefix_router.gateway.ext_proc_codec import decode, encode
 from promptprefix_router.gateway.ext_proc_events import Answer
-from promptprefix_router.gateway.ext_proc_exchange import Exchange, ProtocolError
+from promptprefix_router.gateway.ext_proc_exchange import Exchange, ProtocolError, Steps
 from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway.gateway_picker import GatewayPicker
 from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
@@ -68,7 +69,14 @@ class ExtProcDoor:
 
     async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
         exchange = Exchange(self._picker, self._limit, self._budget)
-        talk = _Talk(exchange, context, self._requests, self._patience_s, self._tenant_header)
+        talk = _Talk(
+            exchange,
+            self._picker,
+            context,
+            self._requests,
+            self._patience_s,
+            self._tenant_header,
+        )
         self._talks.add(talk)
         end = "cancelled"
         try:
@@ -90,12 +98,14 @@ class _Talk:
     def __init__(
         self,
         exchange: Exchange,
+        picker: GatewayPicker,
         context: _Context,
         requests: OpenRequests,
         patience_s: float,
         tenant_header: str,
     ) -> None:
         self._exchange = exchange
+        self._picker = picker
         self._context = context
         self._requests = requests
         self._patience_s = patience_s
@@ -118,13 +128,11 @@ class _Talk:
             event = decode(raw, self._tenant_header)
             if event is None:
                 continue
-            answers = self._exchange.feed(event)
-            self._follow()
             if self._hurried is not None:
                 # What was held goes first.
                 await self._hurried
                 self._hurried = None
-            await self._send(answers)
+            await self._send(await self._answers(self._exchange.steps(event)))
             if self._exchange.refused:
                 return "refused"
             if draining() and self._exchange.may_end:
@@ -145,6 +153,19 @@ class _Talk:
             self._hurried.cancel()
         if self._address is not None:
             self._requests.end(self._address)
+
+    async def _answers(self, steps: Steps) -> Sequence[Answer]:
+        try:
+            question = next(steps)
+            while True:
+                decision = self._picker.consult(question)
+                if not isinstance(decision, Decision):
+                    decision = await decision
+                question = steps.send(decision)
+        except StopIteration as end:
+            self._follow()
+            answers: Sequence[Answer] = end.value
+            return answers
 
     async def _read(self) -> Any:
         """Return the next message, `grpc.aio.EOF`, or None if the talk was ended from here."""
@@ -172,9 +193,12 @@ class _Talk:
             self._timer.cancel()
 
     def _hurry(self) -> None:
-        answers = self._exchange.hurry()
-        self._follow()
-        self._hurried = asyncio.get_running_loop().create_task(self._send(answers))
+        # What comes meanwhile is read after the task, which begins before anything else is fed.
+        self._hurried = asyncio.get_running_loop().create_task(self._release())
+
+    async def _release(self) -> None:
+        if self._exchange.holding:
+            await self._send(await self._answers(self._exchange.hurried()))
 
     async def _send(self, answers: Sequence[Answer]) -> None:
         for answer in answers:

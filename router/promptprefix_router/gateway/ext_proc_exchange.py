@@ -7,9 +7,9 @@ body was seen, then everything that was held is given back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from promptprefix_router.decision import Decision
 from promptprefix_router.gateway.ext_proc_events import (
@@ -44,6 +44,10 @@ _BUFFERED = (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL)
 _FULL_DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 
 
+Steps: TypeAlias = Generator[Question, Decision, Sequence[Answer]]
+"""Gives the question that is to be decided, if any, takes the decision, and returns answers."""
+
+
 class ProtocolError(ValueError):
     """The gateway said something out of turn."""
 
@@ -67,6 +71,7 @@ class _Phase(Enum):
     """Full duplex: pieces are held, nothing is answered."""
     WAITING = auto()
     """Buffered: the headers are answered, the body decides."""
+    DECIDING = auto()
     STEERED = auto()
     REFUSED = auto()
 
@@ -112,28 +117,45 @@ class Exchange:
         self._held.clear()
 
     def feed(self, event: Event) -> Sequence[Answer]:
-        """Return the answers to ``event`` in order. Raises `ProtocolError`."""
+        """Return the answers to ``event`` in order, decided at once. Raises `ProtocolError`."""
+        return self._at_once(self.steps(event))
+
+    def hurry(self) -> Sequence[Answer]:
+        """Decide at once by what is held: the client takes too long."""
+        return self._at_once(self.hurried()) if self.holding else ()
+
+    def _at_once(self, steps: Steps) -> Sequence[Answer]:
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._decider.decide(question))
+        except StopIteration as end:
+            answers: Sequence[Answer] = end.value
+            return answers
+
+    def steps(self, event: Event) -> Steps:
+        """Give the question of ``event``, if any, and then its answers. Raises `ProtocolError`."""
         if isinstance(event, RequestHead):
-            return self._on_request_head(event)
+            return (yield from self._on_request_head(event))
         if self._phase is _Phase.START:
             raise ProtocolError("a request begins with its headers")
         if self.refused:
             return ()
         if isinstance(event, RequestBody):
-            return self._on_request_body(event)
+            return (yield from self._on_request_body(event))
         if isinstance(event, RequestTrailers):
-            return self._on_request_trailers()
+            return (yield from self._on_request_trailers())
         if isinstance(event, ResponseHead):
             return self._on_response_head(event)
         if isinstance(event, ResponseBody):
             return self._on_response_body(event)
         return (ResponseTrailersAnswer(),)
 
-    def hurry(self) -> Sequence[Answer]:
-        """Decide by what is held: the client takes too long."""
-        return self._release(b"", end_of_stream=False, partial=True) if self.holding else ()
+    def hurried(self) -> Steps:
+        """Decide by what is held: the client takes too long. Only while a body is `holding`."""
+        return self._release(b"", end_of_stream=False, partial=True)
 
-    def _on_request_head(self, head: RequestHead) -> Sequence[Answer]:
+    def _on_request_head(self, head: RequestHead) -> Steps:
         if self._phase is not _Phase.START:
             raise ProtocolError("headers of a request came twice")
         self._head = head
@@ -144,44 +166,45 @@ class Exchange:
         )
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
             partial = not head.end_of_stream
-            return (self._steer(b"", partial=partial, answer=self._answer_head),)
+            return ((yield from self._steer(b"", partial, self._answer_head)),)
         if modes.request in _BUFFERED:
             self._phase = _Phase.WAITING
             return (self._answer_head(None),)
         self._phase = _Phase.HOLDING
         return ()
 
-    def _on_request_body(self, event: RequestBody) -> Sequence[Answer]:
+    def _on_request_body(self, event: RequestBody) -> Steps:
         if self._request_ended and self._modes.request is _FULL_DUPLEX:
             # Envoy from 1.35 may show the end of a long body twice (its issue 46237).
             return ()
         self._request_ended = event.end_of_stream
         if self._phase is _Phase.HOLDING:
-            return self._hold(event)
+            return (yield from self._hold(event))
         if self._phase is _Phase.WAITING:
             # With trailers behind it a whole buffered body has no end of stream either.
             whole = event.end_of_stream or self._modes.request is BodyMode.BUFFERED
             partial = not whole or len(event.body) > self._limit
-            return (
-                self._steer(
-                    event.body[: self._limit],
-                    partial,
-                    lambda steering: RequestBodyAnswer(
-                        steering,
-                        None if partial else self._rewritten(event.body),
-                        self._head.has_length,
-                    ),
+            answer = yield from self._steer(
+                event.body[: self._limit],
+                partial,
+                lambda steering: RequestBodyAnswer(
+                    steering,
+                    None if partial else self._rewritten(event.body),
+                    self._head.has_length,
                 ),
             )
+            return (answer,)
         if self._modes.request is _FULL_DUPLEX:
             return _request_pieces(event.body, event.end_of_stream)
         return (RequestBodyAnswer(),)
 
-    def _on_request_trailers(self) -> Sequence[Answer]:
+    def _on_request_trailers(self) -> Steps:
         if self._phase is _Phase.WAITING:
             raise ProtocolError("trailers before the body that was waited for")
         self._request_ended = True
-        released = self._release(b"", end_of_stream=False, partial=False) if self.holding else ()
+        released: Sequence[Answer] = ()
+        if self.holding:
+            released = yield from self._release(b"", end_of_stream=False, partial=False)
         return released if self.refused else (*released, RequestTrailersAnswer())
 
     def _on_response_head(self, event: ResponseHead) -> Sequence[Answer]:
@@ -198,32 +221,35 @@ class Exchange:
         parts = _cut(event.body, event.end_of_stream)
         return tuple(ResponsePiece(body, last) for body, last in parts)
 
-    def _hold(self, event: RequestBody) -> Sequence[Answer]:
+    def _hold(self, event: RequestBody) -> Steps:
         size = len(event.body)
         fits = len(self._held) + size <= self._limit
         if event.end_of_stream:
-            return self._release(event.body, end_of_stream=True, partial=not fits)
+            return (yield from self._release(event.body, end_of_stream=True, partial=not fits))
         if not fits or not self._budget.take(size):
-            return self._release(event.body, end_of_stream=False, partial=True)
+            return (yield from self._release(event.body, end_of_stream=False, partial=True))
         self._held += event.body
         return ()
 
-    def _release(self, more: bytes, *, end_of_stream: bool, partial: bool) -> Sequence[Answer]:
+    def _release(self, more: bytes, *, end_of_stream: bool, partial: bool) -> Steps:
         body = bytes(self._held) + more if self._held else more
+        first = yield from self._steer(body[: self._limit], partial, self._answer_head)
         self.close()
-        first = self._steer(body[: self._limit], partial, self._answer_head)
         if self.refused:
             return (first,)
         changed = None if partial else self._rewritten(body)
         return (first, *_request_pieces(changed or body, end_of_stream))
 
-    def _steer(self, body: bytes, partial: bool, answer: Callable[[Steering], Answer]) -> Answer:
-        """Decide, and put the decision in ``answer`` unless it is a refusal."""
+    def _steer(
+        self, body: bytes, partial: bool, answer: Callable[[Steering], Answer]
+    ) -> Generator[Question, Decision, Answer]:
+        """Have it decided, and put the decision in ``answer`` unless it is a refusal."""
         head = self._head
         question = Question(
             head.path, body, partial, head.prefix_name, tenant=head.tenant, subset=head.subset
         )
-        self.decision = decision = self._decider.decide(question)
+        self._phase = _Phase.DECIDING
+        self.decision = decision = yield question
         if decision.refusal is not None:
             self._phase = _Phase.REFUSED
             return Refused(decision.refusal.status, decision.refusal.body, decision.summary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from promptprefix.shapes import SHAPES
@@ -51,25 +51,39 @@ class GatewayPicker:
         return bool(prefixes) and not prefixes[0].salt and routes.reusable(prefixes, tenant)
 
     def decide(self, question: Question) -> Decision:
-        """Return the decision; one without a refusal has an endpoint."""
-        routes = self._picker.routes
-        allowed = _allowed(routes.endpoints, question.subset)
-        asked = Question(
+        """Return the decision at once; one without a refusal has an endpoint."""
+        asked = self._asked(question)
+        return self._completed(asked, self._picker.decide(asked))
+
+    def consult(self, question: Question) -> Decision | Awaitable[Decision]:
+        """Return what `decide` returns, or what gives it once the prompt's tokens are known."""
+        asked = self._asked(question)
+        decision = self._picker.consult(asked)
+        if isinstance(decision, Decision):
+            return self._completed(asked, decision)
+        return self._completed_later(asked, decision)
+
+    def _asked(self, question: Question) -> Question:
+        return Question(
             api_path(question.path),
             question.body,
             question.partial,
             question.prefix_name,
             question.tenant,
-            allowed,
+            _allowed(self._picker.routes.endpoints, question.subset),
         )
-        decision = self._picker.decide(asked)
+
+    async def _completed_later(self, asked: Question, decision: Awaitable[Decision]) -> Decision:
+        return self._completed(asked, await decision)
+
+    def _completed(self, asked: Question, decision: Decision) -> Decision:
         if decision.refusal is not None or decision.endpoint is not None:
             return decision
         # A gateway has no choice of its own; an engine says best what it does not serve.
         ready = [
             endpoint
-            for endpoint in routes.endpoints
-            if endpoint.ready and (allowed is None or endpoint.address in allowed)
+            for endpoint in self._picker.routes.endpoints
+            if endpoint.ready and (asked.subset is None or endpoint.address in asked.subset)
         ]
         if not ready:
             return replace(decision, refusal=NO_ENDPOINT)

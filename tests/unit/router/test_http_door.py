@@ -29,6 +29,7 @@ class Wire:
     def __init__(self) -> None:
         self.written = b""
         self.closed = False
+        self.reading = True
 
     def write(self, data: bytes) -> None:
         """Remember ``data``."""
@@ -37,6 +38,14 @@ class Wire:
     def close(self) -> None:
         """Remember the end."""
         self.closed = True
+
+    def pause_reading(self) -> None:
+        """Remember that nothing is read."""
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        """Remember that it goes on."""
+        self.reading = True
 
     def is_closing(self) -> bool:
         """Whether the end is near."""
@@ -119,6 +128,50 @@ def test_a_peer_that_left_gets_no_answer() -> None:
     talk = Conversation()
     talk.door.connection_lost(None)
     talk.door.data_received(POST)
+    assert talk.wire.written == b""
+
+
+class Later(Conversation):
+    """A door whose answers come when their future has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[asyncio.Future[HttpResponse]] = []
+        self.door = HttpDoor(self._promise, LIMIT)
+        self.door.connection_made(cast("asyncio.Transport", self.wire))
+
+    def _promise(self, request: HttpRequest) -> asyncio.Future[HttpResponse]:
+        self.requests.append(request)
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return self.answers[-1]
+
+
+async def turns() -> None:
+    """Let tasks that can go on do so."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_answers_that_come_later_come_in_order_and_nothing_is_read_meanwhile() -> None:
+    talk = Later()
+    talk.door.data_received(POST + POST)
+    await turns()
+    assert (len(talk.requests), talk.wire.reading, talk.statuses) == (1, False, [])
+    talk.answers[0].set_result(HttpResponse(200))
+    await turns()
+    assert (len(talk.requests), talk.wire.reading, talk.statuses) == (2, False, [b"200"])
+    talk.answers[1].set_result(HttpResponse(404))
+    await turns()
+    assert (talk.wire.reading, talk.statuses) == (True, [b"200", b"404"])
+
+
+async def test_a_peer_that_leaves_is_not_waited_for() -> None:
+    talk = Later()
+    talk.door.data_received(POST)
+    await turns()
+    talk.door.connection_lost(None)
+    await turns()
+    assert talk.answers[0].cancelled()
     assert talk.wire.written == b""
 
 

@@ -20,6 +20,10 @@
   value: {{ int64 $values.maxTextBytes | quote }}
 - name: PROMPTPREFIX_UNDECLARED_MODE
   value: {{ $values.undeclaredMode | quote }}
+- name: PROMPTPREFIX_PRECISE_MAX_BLOCKS
+  value: {{ int64 $values.preciseMaxBlocks | quote }}
+- name: PROMPTPREFIX_PRECISE_TIMEOUT_MS
+  value: {{ int64 $values.preciseTimeoutMs | quote }}
 - name: PROMPTPREFIX_HISTORY_CHUNKS
   value: {{ int64 $values.historyChunks | quote }}
 - name: PROMPTPREFIX_TOKENS_PER_ACTIVE_REQUEST

@@ -1,0 +1,147 @@
+"""Who is asked for tokens, how long, and what becomes of failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from promptprefix_router.control.routes import Endpoint
+from promptprefix_router.precise import token_reader
+from promptprefix_router.precise.engine_client import UnreachableError
+from promptprefix_router.precise.token_reader import FIRST_PAUSE_S, LONG_BYTES, TokenReader
+from promptprefix_router.precise.token_request import Fallback, FallbackError, TokenRequest
+
+from .samples import endpoint, routes
+
+ENGINES = routes(endpoint(1), endpoint(2), endpoint(3)).endpoints
+REQUEST = TokenRequest(b"{}")
+TOKENS = (200, b'{"tokens":[1,2]}')
+Answer = Callable[[str], tuple[int, bytes]]
+
+
+class Stand:
+    """A reader whose engines answer as told, and its clock."""
+
+    def __init__(self, timeout_s: float = 5.0) -> None:
+        self.now = 0.0
+        self.asked: list[str] = []
+        self.answer: Answer = lambda _: TOKENS
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.reader = TokenReader(timeout_s, clock=lambda: self.now, post=self._post)
+
+    async def _post(
+        self, host: str, port: int, address: str, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        assert (f"{host}:{port}", path) == (address, "/tokenize")
+        self.asked.append(host)
+        await self.hold.wait()
+        return self.answer(host)
+
+    async def read(
+        self, request: TokenRequest = REQUEST, engines: Sequence[Endpoint] = ENGINES
+    ) -> object:
+        """Return the tokens, or why there are none."""
+        try:
+            return list(await self.reader.read(request, engines))
+        except FallbackError as error:
+            return error.reason
+
+
+def unreachable(_host: str) -> tuple[int, bytes]:
+    """Fail as an engine does that is away."""
+    raise UnreachableError("closed")
+
+
+async def test_engines_take_turns() -> None:
+    stand = Stand()
+    assert [await stand.read() for _ in range(6)] == [[1, 2]] * 6
+    assert sorted(stand.asked) == sorted(["10.0.0.1", "10.0.0.2", "10.0.0.3"] * 2)
+
+
+async def test_tokens_that_are_there_are_not_asked_for() -> None:
+    stand = Stand()
+    assert await stand.read(TokenRequest(tokens=[7])) == [7]
+    assert stand.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((400, b""), Fallback.REFUSED),
+        ((422, b""), Fallback.REFUSED),
+        ((404, b""), Fallback.INVALID),
+        ((500, b""), Fallback.INVALID),
+        ((200, b"{}"), Fallback.INVALID),
+    ],
+)
+async def test_another_answer_is_no_list_of_tokens(
+    answer: tuple[int, bytes], reason: Fallback
+) -> None:
+    stand = Stand()
+    stand.answer = lambda _: answer
+    assert await stand.read() is reason
+    assert len(stand.asked) == 1
+
+
+async def test_an_engine_that_is_away_is_left_alone_for_a_while() -> None:
+    stand = Stand()
+    one = ENGINES[:1]
+    stand.answer = unreachable
+    assert await stand.read(engines=one) is Fallback.UNREACHABLE
+    assert await stand.read(engines=one) is Fallback.PAUSED
+    stand.now = FIRST_PAUSE_S
+    assert await stand.read(engines=one) is Fallback.UNREACHABLE
+    stand.now += FIRST_PAUSE_S
+    assert await stand.read(engines=one) is Fallback.PAUSED
+    stand.now += FIRST_PAUSE_S
+    stand.answer = lambda _: TOKENS
+    assert await stand.read(engines=one) == [1, 2]
+    assert await stand.read(engines=one) == [1, 2]
+
+
+async def test_the_others_are_asked_meanwhile() -> None:
+    stand = Stand()
+    stand.answer = lambda host: unreachable(host) if host == "10.0.0.2" else TOKENS
+    results = [await stand.read() for _ in range(9)]
+    assert results.count(Fallback.UNREACHABLE) == 1
+    assert results.count([1, 2]) == 8
+
+
+async def test_nobody_waits_longer_than_the_limit() -> None:
+    stand = Stand(timeout_s=0.01)
+    stand.hold.clear()
+    assert await stand.read(engines=ENGINES[:1]) is Fallback.TIMEOUT
+    assert await stand.read(engines=ENGINES[:1]) is Fallback.PAUSED
+    assert stand.reader.waiting == 0
+
+
+async def test_a_long_prompt_that_is_late_says_nothing_of_the_engine() -> None:
+    stand = Stand(timeout_s=0.01)
+    stand.hold.clear()
+    assert await stand.read(TokenRequest(b"x" * (LONG_BYTES + 1)), ENGINES[:1]) is Fallback.LONG
+    stand.hold.set()
+    assert await stand.read(engines=ENGINES[:1]) == [1, 2]
+
+
+async def test_only_so_many_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_reader, "MOST_WAITING", 2)
+    stand = Stand()
+    stand.hold.clear()
+    waiting = [asyncio.ensure_future(stand.read()) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert stand.reader.waiting == 2
+    assert await stand.read() is Fallback.BUSY
+    stand.hold.set()
+    assert await asyncio.gather(*waiting) == [[1, 2]] * 2
+    assert await stand.read() == [1, 2]
+
+
+async def test_engines_that_left_are_forgotten() -> None:
+    stand = Stand()
+    stand.answer = unreachable
+    await stand.read(engines=ENGINES[:1])
+    stand.reader.retain(frozenset())
+    assert await stand.read(engines=ENGINES[:1]) is Fallback.UNREACHABLE
