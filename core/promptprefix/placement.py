@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from promptprefix import collector
 from promptprefix.circles import Circles
 from promptprefix.dossier import Dossier
 from promptprefix.fleet import Snapshot
@@ -62,6 +63,10 @@ class Planner:
 
     def plan(self, snapshot: Snapshot, now: datetime) -> Plan:
         """Return the plan for ``snapshot``, the same as any other planner's."""
+        with collector.waiting():
+            return self._made(snapshot, now)
+
+    def _made(self, snapshot: Snapshot, now: datetime) -> Plan:
         roster = self._roster
         roster.see(snapshot.pods, snapshot.sidecars)
         opening = self._register.open(snapshot, roster, now)
