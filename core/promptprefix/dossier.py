@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from promptprefix.circles import Circle
@@ -243,30 +243,43 @@ class Dossier:
         made = []
         for version in routed_versions(self.prefix, draft.holders):
             warm = digests.get(version.id, {})
-            holders = draft.holders.get(version.id, ())
-            found = {digest for digest in map(warm.get, holders) if digest is not None}
+            found = _found(warm, draft.holders.get(version.id, ()))
             made.append(route_prefix_of(self.prefix, version, found, sizes.get(version.id, ())))
         if tuple(made) != self.routed:
             self.routed = tuple(made)
 
     def holdings(self, stations: Iterable[Station]) -> tuple[Holding, ...]:
         """Return what chosen pods report of the declared version."""
-        known = self.notes.holdings
-        return tuple([known.get(each) or _unknown(each) for each in stations])
+        known = self.notes.by_station
+        return tuple(
+            [
+                _unknown(each) if (note := known.get(each)) is None else note.holding
+                for each in stations
+            ]
+        )
 
     def crew(self, stations: Sequence[Station]) -> Crew:
         """Return what the status of a held prefix tells of chosen pods."""
-        notes, chosen = self.notes, set(stations)
-        warm = chosen & notes.heated
-        rest = chosen - notes.sound
-        told = [each for each in stations if each in warm] if rest else stations
-        first = (self.notes.holdings.get(each) for each in told or stations)
+        notes, known = self.notes, self.notes.by_station
+        warm, told, rest = len(stations), stations, set[Station]()
+        if not notes.sound.issuperset(stations):
+            chosen = set(stations)
+            warm, rest = len(chosen & notes.heated), chosen - notes.sound
+            told = [each for each in stations if each in notes.heated] or stations
         return Crew(
-            count=len(chosen),
-            warm=len(warm),
+            count=len(stations),
+            warm=warm,
             unsound=self.holdings(each for each in stations if each in rest) if rest else (),
-            size=size_of(holding for holding in first if holding is not None),
+            size=size_of(known[each].holding for each in told if each in known),
         )
+
+
+def _found(warm: Mapping[Station, str], holders: Sequence[Station]) -> Collection[str]:
+    """Return the digests of what is warm on pods that should hold it."""
+    digests = set(warm.values())
+    if len(digests) > 1:
+        return {digest for digest in map(warm.get, holders) if digest is not None}
+    return () if warm.keys().isdisjoint(holders) else digests
 
 
 def _by_name(stay: Stay) -> tuple[str, str, str]:

@@ -109,10 +109,13 @@ def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
         return Candidate(pod)
     reported = {state.id: state for state in sidecar.state.placements}
     owned: dict[str, list[PlacementState]] = {owner(id_): [] for id_ in sidecar.told}
-    for id_, state in reported.items():
-        owned.setdefault(owner(id_), []).append(state)
-    told = {owner(id_) for id_ in sidecar.told}
+    told = frozenset(owned)
     firm = {owner(id_) for id_ in sidecar.told - sidecar.resting} if sidecar.resting else told
+    for id_, state in reported.items():
+        uid = owner(id_)
+        if (states := owned.get(uid)) is None:
+            states = owned[uid] = []
+        states.append(state)
     return Candidate(
         pod=pod,
         engine=sidecar.state.engine,
@@ -128,7 +131,9 @@ def _account(states: Sequence[PlacementState], told: bool, firm: bool) -> Accoun
     warm = held = released = False
     for state in states:
         phase = state.phase
-        warm = warm or phase is Phase.WARM
+        if phase is Phase.WARM:
+            warm = held = True
+            continue
         released = released or phase is Phase.RELEASED
         held = held or held_there(state)
     holds = told or held

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from promptprefix.fleet import serves
 from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState
 
 
-@dataclass(frozen=True)
-class Holding:
-    """A chosen pod and what it reports of the declared version.
-
-    ``serving``: its engine `serves`; ``warm``: the version is warm there, and ``pinned``: can't be
-    evicted.
-    """
+class Holding(NamedTuple):
+    """A chosen pod and what it reports of the declared version."""
 
     pod: str
     state: PlacementState | None
     engine: EngineState | None
-    serving: bool = field(init=False, compare=False)
-    warm: bool = field(init=False, compare=False)
-    pinned: bool = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        serving, state = serves(self.engine), self.state
-        warm = serving and state is not None and state.phase is Phase.WARM
-        pinned = warm and state is not None and state.pinned is Pinning.HARD
-        object.__setattr__(self, "serving", serving)
-        object.__setattr__(self, "warm", warm)
-        object.__setattr__(self, "pinned", pinned)
+    @property
+    def serving(self) -> bool:
+        """Whether its engine `serves`."""
+        return serves(self.engine)
+
+    @property
+    def warm(self) -> bool:
+        """Whether the version is warm there."""
+        return self.state is not None and self.state.phase is Phase.WARM and serves(self.engine)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is warm there and can't be evicted."""
+        return self.warm and self.state is not None and self.state.pinned is Pinning.HARD
 
     @property
     def released(self) -> bool:

@@ -18,25 +18,32 @@ _SILENT = Account((), holds=False, warm=False, knows=False, firm=False)
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
-class Note(NamedTuple):
-    """What one pod reports.
+class Report(NamedTuple):
+    """What one pod reports of one version: its latest match, the digest of tokens that are warm."""
 
-    ``hits`` are the latest matches and ``digests`` the tokens of what is warm, by version.
+    id: str
+    hit: float | None
+    warm: bool
+    digest: str
+    tokens: int
+    heads: tuple[str, ...]
+
+
+class Note(NamedTuple):
+    """What one pod reports of all versions.
+
     ``counted``: its engine's plugin counts matches; ``unheard``: it has not said whether.
     ``holds``: it may hold some version; ``lingers``: it holds another than the declared one.
-    ``knows``: it holds some or has released it. ``sizes`` are tokens and heads, by version.
+    ``knows``: it holds some or has released it.
     """
 
     holding: Holding
-    hits: Mapping[str, float]
-    digests: Mapping[str, str]
-    warm: Sequence[str]
+    reports: Sequence[Report]
     counted: bool
     unheard: bool
     holds: bool
     lingers: bool
     knows: bool
-    sizes: Sequence[tuple[str, int, tuple[str, ...]]]
 
 
 class Notes:
@@ -61,11 +68,11 @@ class Notes:
         self._current = current.id if current is not None else ""
         self._company: Company | None = None
         self._hits: dict[str, dict[Station, float]] = {}
+        self._latest: Mapping[str, float] = {}
         self._warm: Counter[str] = Counter()
         self._counted = 0
         self._unheard = 0
         self.by_station: dict[Station, Note] = {}
-        self.holdings: dict[Station, Holding] = {}
         self.sound: set[Station] = set()
         self.heated: set[Station] = set()
         self.digests: dict[str, dict[Station, str]] = {}
@@ -101,33 +108,34 @@ class Notes:
         if not moved:
             return False
         mentioned = company.mentioned.get(self._uid, {})
-        before = self._hits_told()
         for station in moved:
-            old = self.by_station.pop(station, None)
+            old = self.by_station.get(station)
             new = self._note(station, old) if station in mentioned else None
+            self._keep(station, old, new)
+            if old is not None:
+                self._strike(station, old)
             if new is not None:
-                self.by_station[station] = new
-            self._hold(station, new.holding if new is not None else None)
-            self._count(station, old, new)
+                self._enter(station, new)
+            self._mark(old, new)
         self.stale.update(moved)
-        if (hits := self._hits_told()) != before:
-            self._tell(hits)
+        latest = {id_: max(hits.values()) for id_, hits in self._hits.items() if hits}
+        if latest != self._latest:
+            self._latest = latest
+            self._tell(latest)
         return True
 
-    def _hold(self, station: Station, holding: Holding | None) -> None:
-        self.sound.discard(station)
-        self.heated.discard(station)
-        if holding is None:
-            self.holdings.pop(station, None)
+    def _keep(self, station: Station, old: Note | None, new: Note | None) -> None:
+        if old is not None:
+            self.sound.discard(station)
+            self.heated.discard(station)
+        if new is None:
+            self.by_station.pop(station, None)
             return
-        self.holdings[station] = holding
-        if holding.pinned:
-            self.sound.add(station)
-        if holding.warm:
+        self.by_station[station] = new
+        if new.holding.warm:
             self.heated.add(station)
-
-    def _hits_told(self) -> dict[str, float]:
-        return {id_: max(hits.values()) for id_, hits in self._hits.items() if hits}
+            if new.holding.pinned:
+                self.sound.add(station)
 
     def _tell(self, hits: Mapping[str, float]) -> None:
         """Note the latest matches; a status shows the minute."""
@@ -143,7 +151,7 @@ class Notes:
         account = each.accounts.get(self._uid) or _SILENT
         current: PlacementState | None = None
         counted = lingers = False
-        hits, digests, warm, sizes = {}, {}, [], []
+        reports = []
         for state in account.states:
             id_ = state.id
             counted = counted or state.counted
@@ -151,62 +159,59 @@ class Notes:
                 current = state
             else:
                 lingers = lingers or held_there(state)
-            if id_ not in self._versions:
-                continue
-            sizes.append((id_, state.tokens, state.heads))
-            if state.last_hit is not None and state.last_hit > 0:
-                hits[id_] = min(state.last_hit, _LATEST)
-            if serving and state.phase is Phase.WARM:
-                warm.append(id_)
-                if digest := warm_digest(each, id_, id_ in self._salted):
-                    digests[id_] = digest
+            if id_ in self._versions:
+                warm, hit = serving and state.phase is Phase.WARM, state.last_hit
+                digest = warm_digest(each, id_, id_ in self._salted) if warm else ""
+                hit = min(hit, _LATEST) if hit is not None and hit > 0 else None
+                reports.append(Report(id_, hit, warm, digest, state.tokens, state.heads))
         holding = Holding(each.pod.name, current, engine)
         if old is not None and _same(old.holding, holding):
             holding = old.holding
-        return Note(
-            holding=holding,
-            hits=hits,
-            digests=digests,
-            warm=warm,
-            counted=counted,
-            unheard=account.knows and (not account.states or _asking(engine)),
-            holds=account.holds,
-            lingers=lingers,
-            knows=account.knows,
-            sizes=sizes,
-        )
+        unheard = account.knows and (not account.states or _asking(engine))
+        return Note(holding, reports, counted, unheard, account.holds, lingers, account.knows)
 
-    def _count(self, station: Station, old: Note | None, new: Note | None) -> None:
-        """Bring the sums from a pod's note before to the present one."""
-        if old is not None:
-            self._counted -= old.counted
-            self._unheard -= old.unheard
-            for id_ in old.warm:
-                self._warm[id_] -= 1
-            for id_ in old.hits:
-                del self._hits[id_][station]
-            for id_ in old.digests:
-                del self.digests[id_][station]
-        if new is not None:
-            self._counted += new.counted
-            self._unheard += new.unheard
-            for id_ in new.warm:
-                self._warm[id_] += 1
-            for id_, hit in new.hits.items():
-                self._hits.setdefault(id_, {})[station] = hit
-            for id_, digest in new.digests.items():
-                self.digests.setdefault(id_, {})[station] = digest
+    def _strike(self, station: Station, old: Note) -> None:
+        """Take a pod's note out of the sums."""
+        self._counted -= old.counted
+        self._unheard -= old.unheard
+        for each in old.reports:
+            self._warm[each.id] -= each.warm
+            if each.hit is not None:
+                del self._hits[each.id][station]
+            if each.digest:
+                del self.digests[each.id][station]
+
+    def _enter(self, station: Station, new: Note) -> None:
+        """Add a pod's note to the sums."""
+        self._counted += new.counted
+        self._unheard += new.unheard
+        for each in new.reports:
+            self._warm[each.id] += each.warm
+            if each.hit is not None:
+                self._hits.setdefault(each.id, {})[station] = each.hit
+            if each.digest:
+                self.digests.setdefault(each.id, {})[station] = each.digest
+
+    def _mark(self, old: Note | None, new: Note | None) -> None:
+        """Note who may tell something else now."""
         if old is None or new is None:
             self.status_mark += 1
             self.route_mark += 1
             return
-        self.route_mark += old.digests != new.digests
+        self.route_mark += _digests(old) != _digests(new)
         self.status_mark += (
             old.holding is not new.holding
-            or old.warm != new.warm
-            or old.sizes != new.sizes
             or (old.holds, old.lingers, old.knows) != (new.holds, new.lingers, new.knows)
+            or _sizes(old) != _sizes(new)
         )
+
+
+def _digests(note: Note) -> Sequence[tuple[str, str]]:
+    return [(each.id, each.digest) for each in note.reports]
+
+
+def _sizes(note: Note) -> Sequence[tuple[object, ...]]:
+    return [(each.id, each.warm, each.tokens, each.heads) for each in note.reports]
 
 
 def _asking(engine: EngineState | None) -> bool:

@@ -144,11 +144,16 @@ class Company:
         self._note(station, {owner(id_) for id_ in moved | turned})
 
     def _enter(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
+        mentioned, sizes = self.mentioned, self.sizes
         for uid in each.accounts:
-            self.mentioned.setdefault(uid, {})[station] = None
+            if (stations := mentioned.get(uid)) is None:
+                stations = mentioned[uid] = {}
+            stations[station] = None
         for state in states:
             if (size := size_of(state, each.engine)) is not None:
-                self.sizes.setdefault(state.id, Counter())[size] += 1
+                if (counted := sizes.get(state.id)) is None:
+                    counted = sizes[state.id] = Counter()
+                counted[size] += 1
 
     def _strike(self, station: Station, each: Candidate, states: Iterable[PlacementState]) -> None:
         for uid in each.accounts:
@@ -166,8 +171,11 @@ class Company:
                     del self.sizes[state.id]
 
     def _note(self, station: Station, uids: Iterable[str]) -> None:
+        moved = self.moved
         for uid in uids:
-            self.moved.setdefault(uid, set()).add(station)
+            if (stations := moved.get(uid)) is None:
+                stations = moved[uid] = set()
+            stations.add(station)
 
 
 def size_of(state: PlacementState, engine: EngineState | None) -> Size | None:

@@ -209,7 +209,7 @@ def test_findings_are_reported() -> None:
 
 
 def test_an_engine_that_is_down_holds_nothing() -> None:
-    down = replace(holding("p1"), engine=ENGINE.model_copy(update={"healthy": False}))
+    down = holding("p1")._replace(engine=ENGINE.model_copy(update={"healthy": False}))
     status = status_of(outlook(WARM, down), NOW)
     ready = next(each for each in status.conditions if each.type == "Ready")
     assert (ready.status, ready.reason) == ("False", Reason.ENGINE_NOT_HEALTHY)

@@ -79,7 +79,7 @@ CASES = [
         Reason.RELEASING,
     ),
     ("an earlier version", cold(holding("p0"), releasing=("p0",)), False, Reason.RELEASING),
-    ("the engine is down", cold(replace(WARM, engine=DOWN)), True, Reason.RELEASED),
+    ("the engine is down", cold(WARM._replace(engine=DOWN)), True, Reason.RELEASED),
     ("it never was warm", cold(holding("p0", Phase.FAILED, None)), True, Reason.RELEASED),
     ("nothing of it there", cold(Holding("p0", None, ENGINE)), True, Reason.RELEASED),
     (
@@ -145,7 +145,7 @@ def test_blocks_that_could_not_be_dropped(
 
 def test_what_stands_in_the_way_of_warming_is_no_problem_of_a_cold_prefix() -> None:
     obstacle = Problem(pod="p9", reason="SidecarNotConnected", message="x")
-    outlook = cold(replace(WARM, engine=DOWN), obstacles=(obstacle,))
+    outlook = cold(WARM._replace(engine=DOWN), obstacles=(obstacle,))
     assert status_of(outlook, NOW).problems == []
     assert status_of(replace(outlook, demand=replace(OUTSIDE, held=True)), NOW).problems != []
 
