@@ -68,6 +68,7 @@ CHANGES: dict[str, Any] = {
     "kvEvents.endpoint": "tcp://*:5557",
     "kvEvents.replayEndpoint": "ipc:///run/kv-events/replay",
     "kvEvents.topic": "kv@other",
+    "kvEvents.blocksPort": 8092,
     "offload.sizeGiB": 1.5,
     "modelCache.existingClaim": "models",
     "modelCache.mountPath": "/srv/models",
@@ -134,6 +135,7 @@ CHANGES: dict[str, Any] = {
     "networkPolicy.enabled": False,
     "networkPolicy.clients": [],
     "networkPolicy.metricsClients": PEER,
+    "networkPolicy.routers": PEER,
     "networkPolicy.operator": PEER,
     "networkPolicy.dnsPorts": [5353],
     "networkPolicy.modelDownloads": False,
@@ -159,6 +161,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "kvEvents.endpoint": {"kvEvents.enabled": True},
     "kvEvents.replayEndpoint": {"kvEvents.enabled": True},
     "kvEvents.topic": {"kvEvents.enabled": True},
+    "kvEvents.blocksPort": {"kvEvents.enabled": True},
+    "networkPolicy.routers": {"kvEvents.enabled": True},
     "autoscaling.enabled": {"autoscaling.metrics": [{"type": "Resource"}]},
     "autoscaling.minReplicas": {
         "autoscaling.enabled": True,
@@ -248,6 +252,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("warming.sidecar.logLevel", "trace", "at '/warming/sidecar/logLevel'"),
     ("warming.sidecar.resources", {"requests": {"cpu": "a lot"}}, "resources/requests/cpu'"),
     ("kvEvents.endpoint", "ipc://events", "at '/kvEvents/endpoint'"),
+    ("kvEvents.blocksPort", 70_000, "at '/kvEvents/blocksPort'"),
     ("modelCache.mountPath", "models", "at '/modelCache/mountPath'"),
     ("warming.sidecar.runAsUser", 0, "at '/warming/sidecar/runAsUser'"),
     ("operatorNamespace", "", "at '/operatorNamespace'"),
@@ -326,6 +331,18 @@ def test_no_value_can_be_taken_away_but_those_that_say_so() -> None:
         (
             {"kvEvents.enabled": True, "containerSecurityContext.runAsUser": 0},
             "kvEvents.endpoint: only root could open the socket",
+        ),
+        (
+            {"kvEvents.enabled": True, "kvEvents.blocksPort": 8090},
+            "kvEvents.blocksPort: 8090 is the port of the sidecar's probes",
+        ),
+        (
+            {"kvEvents.enabled": True, "kvEvents.blocksPort": 8000},
+            "kvEvents.blocksPort: 8000 is the port of the engine",
+        ),
+        (
+            {"kvEvents.enabled": True, "kvEvents.blocksPort": 8092, "warming.mode": "webhook"},
+            "kvEvents.blocksPort: injected sidecars have 8091",
         ),
         ({"rollout.maxSurge": 0}, "rollout.maxSurge and rollout.maxUnavailable are both 0"),
         (

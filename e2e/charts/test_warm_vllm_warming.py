@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from e2e.charts.render import Object, Values
-from e2e.charts.warm_vllm import EVENTS, KEYS, deployment, engine, environment, pod
+from e2e.charts.render import Object, Values, of_kind
+from e2e.charts.warm_vllm import EVENTS, KEYS, deployment, engine, environment, objects, pod
 from promptprefix.annotations import INJECT, InjectionResult
 from promptprefix_operator.injection.injector import inject
 from promptprefix_operator.injection.options import InjectionOptions
@@ -187,8 +187,56 @@ def test_events_at_a_port_are_dialled_on_loopback_by_the_sidecars_own_user() -> 
 
 
 def test_events_that_are_sent_elsewhere_are_not_read() -> None:
-    found = sidecar(pod({"kvEvents": {"enabled": True, "endpoint": "tcp://10.0.0.1:5557"}}))
+    values = {"kvEvents": {"enabled": True, "endpoint": "tcp://10.0.0.1:5557"}}
+    found = sidecar(pod(values))
     assert not any("KV_EVENTS" in name for name in environment(found))
+    assert [each["containerPort"] for each in found["ports"]] == [8090]
+    assert blocks_rules(values, 8091) == []
+
+
+def blocks_rules(values: Values, port: int) -> list[Object]:
+    """Return the NetworkPolicy's rules for the port of the names of blocks."""
+    (policy,) = of_kind(objects(values), "NetworkPolicy")
+    return [
+        rule
+        for rule in policy["spec"]["ingress"]
+        if {"port": port, "protocol": "TCP"} in rule["ports"]
+    ]
+
+
+ROUTERS = {
+    "podSelector": {
+        "matchLabels": {
+            "app.kubernetes.io/name": "promptprefix",
+            "app.kubernetes.io/component": "router",
+        }
+    }
+}
+
+
+def test_routers_alone_read_the_names_of_cached_blocks() -> None:
+    found = sidecar(pod(EVENTS))
+    assert environment(found)["PROMPTPREFIX_BLOCKS_PORT"] == "8091"
+    assert {"name": "blocks", "containerPort": 8091, "protocol": "TCP"} in found["ports"]
+    (rule,) = blocks_rules(EVENTS, 8091)
+    system = {"matchLabels": {"kubernetes.io/metadata.name": "promptprefix-system"}}
+    assert rule["from"] == [{**ROUTERS, "namespaceSelector": system}, ROUTERS]
+    peers = [{"podSelector": {"matchLabels": {"app": "gateway"}}}]
+    (rule,) = blocks_rules({**EVENTS, "networkPolicy": {"routers": peers}}, 8091)
+    assert rule["from"] == peers
+
+
+def test_names_of_cached_blocks_may_have_another_port_or_none() -> None:
+    other = {"kvEvents": {"enabled": True, "blocksPort": 8092}}
+    assert environment(sidecar(pod(other)))["PROMPTPREFIX_BLOCKS_PORT"] == "8092"
+    assert len(blocks_rules(other, 8092)) == 1
+    none = {"kvEvents": {"enabled": True, "blocksPort": 0}}
+    found = sidecar(pod(none))
+    assert environment(found)["PROMPTPREFIX_BLOCKS_PORT"] == "0"
+    assert [each["containerPort"] for each in found["ports"]] == [8090]
+    assert blocks_rules(none, 8091) == blocks_rules(none, 0) == []
+    for values in ({}, {**EVENTS, "warming": {"enabled": False}}):
+        assert blocks_rules(values, 8091) == []
 
 
 def sidecar(spec: Object) -> Object:

@@ -39,6 +39,15 @@
   {{- if and $folder (include "warm-vllm.explicit" .) (eq (include "warm-vllm.engine.user" .) "0") }}
     {{- fail "kvEvents.endpoint: only root could open the socket of an engine that runs as root; set podSecurityContext.runAsUser to another user" }}
   {{- end }}
+  {{- $port := int .Values.kvEvents.blocksPort }}
+  {{- if and $port .Values.warming.enabled }}
+    {{- if or (eq $port 8090) (eq $port (int .Values.engine.port)) }}
+      {{- fail (printf "kvEvents.blocksPort: %d is the port of the %s; choose another one, or 0" $port (eq $port 8090 | ternary "sidecar's probes" "engine")) }}
+    {{- end }}
+    {{- if and (ne $port 8091) (not (include "warm-vllm.explicit" .)) }}
+      {{- fail "kvEvents.blocksPort: injected sidecars have 8091; set warming.mode=template to choose another one" }}
+    {{- end }}
+  {{- end }}
 {{- end }}
 {{- $gpus := get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
 {{- if $gpus }}

@@ -3,6 +3,13 @@
 {{- if and .Values.warming.enabled (eq .Values.warming.mode "template") }}yes{{ end }}
 {{- end }}
 
+{{/* Port of the names of cached blocks; empty where there is none. */}}
+{{- define "warm-vllm.warming.blocksPort" -}}
+{{- if and .Values.warming.enabled .Values.kvEvents.enabled (include "warm-vllm.engine.kvEventsDialled" .Values.kvEvents.endpoint) }}
+{{- with int .Values.kvEvents.blocksPort }}{{ . }}{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "warm-vllm.warming.sidecarImage" -}}
 {{- include "warm-vllm.image" (list .Values.warming.sidecar.image .Chart.AppVersion) }}
 {{- end }}
@@ -68,6 +75,9 @@ seccompProfile: {type: RuntimeDefault}
     {{- include "warm-vllm.warming.env" . | nindent 4 }}
   ports:
     - {name: warming, containerPort: 8090, protocol: TCP}
+    {{- with include "warm-vllm.warming.blocksPort" . }}
+    - {name: blocks, containerPort: {{ . }}, protocol: TCP}
+    {{- end }}
   readinessProbe: {httpGet: {path: /readyz, port: warming}, periodSeconds: 1, timeoutSeconds: 5}
   livenessProbe: {httpGet: {path: /healthz, port: warming}, periodSeconds: 20, timeoutSeconds: 5, failureThreshold: 6}
   resources:
@@ -120,6 +130,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- with $.Values.kvEvents.topic }}
 - {name: PROMPTPREFIX_KV_EVENTS_TOPIC, value: {{ . | quote }}}
 {{- end }}
+- {name: PROMPTPREFIX_BLOCKS_PORT, value: {{ include "warm-vllm.warming.blocksPort" $ | default "0" | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}

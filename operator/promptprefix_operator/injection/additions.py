@@ -34,6 +34,8 @@ SCHEDULER_CLASS: Final = "promptprefix_vllm.scheduler.scheduler_class"
 SCHEDULER_ARGUMENTS: Final = ("--scheduler-cls", SCHEDULER_CLASS)
 
 PORT: Final = 8090
+BLOCKS_PORT: Final = 8091
+"""Where routers read the names of cached blocks."""
 AUDIENCE: Final = "promptprefix.dev/control"
 
 ENGINE_MOUNTS: Final = ((PLUGIN, PLUGIN_PATH), (KEY, KEY_PATH))
@@ -51,9 +53,14 @@ class Additions:
 
 @dataclass(frozen=True)
 class SidecarEvents:
-    """What a sidecar that reads KV events has besides. user: instead of the one in the options."""
+    """What a sidecar that reads KV events has besides.
+
+    blocks_port: where it tells the names of cached blocks; 0 if nowhere. user: instead of the one
+    in the options.
+    """
 
     variables: tuple[JsonObject, ...] = ()
+    blocks_port: int = 0
     mounts: tuple[JsonObject, ...] = ()
     user: int | None = None
 
@@ -93,9 +100,14 @@ def _reading(sidecar: JsonObject, events: SidecarEvents) -> JsonObject:
     return {
         **sidecar,
         "env": [*sidecar["env"], *events.variables],
+        "ports": [*sidecar["ports"], *_blocks_ports(events.blocks_port)],
         "securityContext": {**sidecar["securityContext"], **_user(events.user)},
         "volumeMounts": [*sidecar["volumeMounts"], *_copies(events.mounts)],
     }
+
+
+def _blocks_ports(port: int) -> list[JsonObject]:
+    return [{"name": "blocks", "containerPort": port, "protocol": "TCP"}] if port else []
 
 
 _KEY_VOLUME: Final = {"name": KEY, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from promptprefix import annotations as marks
-from promptprefix_operator.injection.additions import KV_EVENTS, SidecarEvents
+from promptprefix_operator.injection.additions import BLOCKS_PORT, KV_EVENTS, SidecarEvents
 from promptprefix_operator.injection.options import InjectionOptions
 from promptprefix_operator.injection.pod import JsonObject, Mount
 from promptprefix_operator.injection.policy import Case
@@ -91,12 +91,9 @@ def _made(case: Case, options: InjectionOptions, *, plugin: bool) -> KvEvents:
         return _refused(user)
     config = OWN_CONFIG.model_dump()
     mount = {"name": KV_EVENTS, "mountPath": FOLDER}
+    shared = ({**mount, "readOnly": True},)
     return KvEvents(
-        SidecarEvents(
-            _variables(OWN_CONFIG, OWN_CONFIG.endpoint, OWN_CONFIG.replay_endpoint),
-            ({**mount, "readOnly": True},),
-            user,
-        ),
+        _sidecar(case, OWN_CONFIG, OWN_CONFIG.endpoint, OWN_CONFIG.replay_endpoint, shared, user),
         arguments=(FLAG, json.dumps(config, separators=(",", ":"))),
         engine_mounts=(mount,),
         volumes=({"name": KV_EVENTS, "emptyDir": {"sizeLimit": "1Mi"}},),
@@ -133,7 +130,7 @@ def _read(case: Case, options: InjectionOptions, text: str) -> KvEvents:
     shared = tuple(
         {"name": each.name, "mountPath": each.mount_path, "readOnly": True} for each in mounts
     )
-    return KvEvents(SidecarEvents(_variables(config, endpoint, replay), shared, user))
+    return KvEvents(_sidecar(case, config, endpoint, replay, shared, user))
 
 
 def _refused(why: str) -> KvEvents:
@@ -192,10 +189,34 @@ def _user(case: Case, options: InjectionOptions) -> int | str | None:
     return user
 
 
-def _variables(config: Config, endpoint: str, replay: str | None) -> tuple[JsonObject, ...]:
-    values = {"ENDPOINT": endpoint, "REPLAY_ENDPOINT": replay, "TOPIC": config.topic}
-    return tuple(
-        {"name": f"PROMPTPREFIX_KV_EVENTS_{name}", "value": value}
-        for name, value in values.items()
-        if value
+def _sidecar(
+    case: Case,
+    config: Config,
+    endpoint: str,
+    replay: str | None,
+    mounts: tuple[JsonObject, ...],
+    user: int | None,
+) -> SidecarEvents:
+    port = _blocks_port(case, endpoint, replay)
+    values = {
+        "KV_EVENTS_ENDPOINT": endpoint,
+        "KV_EVENTS_REPLAY_ENDPOINT": replay,
+        "KV_EVENTS_TOPIC": config.topic,
+        "BLOCKS_PORT": str(port),
+    }
+    variables = tuple(
+        {"name": f"PROMPTPREFIX_{name}", "value": value} for name, value in values.items() if value
     )
+    return SidecarEvents(variables, port, mounts, user)
+
+
+def _blocks_port(case: Case, *endpoints: str | None) -> int:
+    """Return where the sidecar tells the names of blocks: nowhere if others use the port."""
+    taken = {
+        port.container_port
+        for container in case.pod.all_containers
+        for port in container.ports
+        if port.protocol == "TCP"
+    }
+    dialled = any(each and each.endswith(f":{BLOCKS_PORT}") for each in endpoints)
+    return 0 if dialled or BLOCKS_PORT in {*taken, case.engine.port} else BLOCKS_PORT

@@ -104,6 +104,37 @@ def test_a_port_is_dialled_on_loopback_by_any_user() -> None:
     assert sidecar(after)["securityContext"]["runAsUser"] == OPTIONS.run_as_user
 
 
+BLOCKS = {"name": "blocks", "containerPort": 8091, "protocol": "TCP"}
+
+
+def test_a_sidecar_that_reads_events_tells_routers_of_blocks() -> None:
+    for before in (asking(), publishing(IPC)):
+        found = sidecar(injected(before)[1])
+        assert variables(found)["PROMPTPREFIX_BLOCKS_PORT"] == "8091"
+        assert BLOCKS in found["ports"]
+    found = sidecar(injected(pod())[1])
+    assert "PROMPTPREFIX_BLOCKS_PORT" not in variables(found)
+    assert BLOCKS not in found["ports"]
+
+
+@pytest.mark.parametrize("who", ["another container", "the engine", "the events"])
+def test_a_port_that_others_use_is_left_to_them(who: str) -> None:
+    before = publishing(IPC)
+    match who:
+        case "another container":
+            before["spec"]["containers"].append(
+                {"name": "exporter", "ports": [{"containerPort": 8091}]}
+            )
+        case "the engine":
+            before["spec"]["containers"][0]["command"] += ["--port", "8091"]
+        case "the events":
+            config = {"enable_kv_cache_events": True, "endpoint": "tcp://*:8091"}
+            before = publishing(config, mounts=[])
+    found = sidecar(injected(before)[1])
+    assert variables(found)["PROMPTPREFIX_BLOCKS_PORT"] == "0"
+    assert BLOCKS not in found["ports"]
+
+
 def test_a_rank_has_a_port_of_its_own() -> None:
     config = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"}
     before = publishing(config, mounts=[])
