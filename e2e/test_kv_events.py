@@ -115,9 +115,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait(10)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
-    folder = tmp_path_factory.mktemp("kv")
+@contextlib.asynccontextmanager
+async def standing(folder: Path) -> AsyncIterator[Stand]:
+    """Start the engine and the operator."""
     config = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -130,6 +130,12 @@ async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand
         operator = FakeOperator(folder)
         async with operator.serving():
             yield Stand(folder, engine, operator)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stand(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
+    async with standing(tmp_path_factory.mktemp("kv")) as made:
+        yield made
 
 
 async def until_healthy(engine: Engine) -> None:
