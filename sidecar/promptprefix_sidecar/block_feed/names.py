@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from promptprefix.block_stream import BlockKeys, chain, root_name
-from promptprefix_sidecar.block_feed.waiting import Waiting
+from promptprefix_sidecar.block_feed.waiting import Nameless, Waiting
 from promptprefix_sidecar.kv_events.events import (
     GPU,
     BlockHash,
@@ -73,6 +73,7 @@ class BlockNames:
         self._early_blocks = 0
         self._changes = Changes()
         self._waiting = Waiting()
+        self._nameless = Nameless()
         self.passed_over = 0
         self._forget(complete=False)
 
@@ -81,6 +82,7 @@ class BlockNames:
         self._more: dict[tuple[int, BlockHash], int] = {}
         self._names: dict[bytes, _Named] = {}
         self._waiting.clear()
+        self._nameless.clear()
         self._early.clear()
         self._early_blocks = 0
         self._blocks = 0
@@ -157,7 +159,9 @@ class BlockNames:
     def _store(self, keys: BlockKeys, event: Stored) -> None:
         if event.medium != GPU or event.kind not in WHOLE_PREFIX or event.group >= MAX_GROUPS:
             return
-        if event.lora is None or event.salt is None or (event.salt and event.parent is not None):
+        lora, salt = event.lora, event.salt
+        if lora is None or salt is None or self._is_nameless(event):
+            self._nameless.add(event.group, event.hashes)
             return
         size = event.block_size
         if not size or len(event.tokens) != size * TOKEN_BYTES * len(event.hashes):
@@ -169,7 +173,7 @@ class BlockNames:
             group = self._groups[event.group] = {}
             self._changes.begin()  # what other groups have is held no longer
         if event.parent is None:
-            self._name(keys, event, root_name(keys, event.lora, event.salt), 0)
+            self._name(keys, event, root_name(keys, lora, salt), 0)
             return
         parent = group.get(event.parent)
         if parent is None:
@@ -177,6 +181,12 @@ class BlockNames:
             self.complete = False
             return
         self._name(keys, event, parent.name, parent.end)
+
+    def _is_nameless(self, event: Stored) -> bool:
+        """Whether blocks that begin no prompt have more in their hashes than tokens."""
+        if event.parent is None:
+            return False
+        return bool(event.salt) or self._nameless.has(event.group, event.parent)
 
     def _resized(self, size: int) -> bool:
         """Whether blocks are of this size; smaller ones are parts, told of before they are full."""
@@ -231,6 +241,7 @@ class BlockNames:
             named = blocks.get(block_hash)
             if named is None:
                 self._waiting.drop(event.group, block_hash)
+                self._nameless.drop(event.group, block_hash)
                 continue
             more = self._more.pop(key, 0)
             if more:

@@ -1,15 +1,45 @@
-"""Blocks whose parent isn't known: they have no name until it is."""
+"""Blocks without a name: those whose parent isn't known yet, and those that never have one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from promptprefix_sidecar.kv_events.events import BlockHash, Stored
 from promptprefix_sidecar.kv_events.index import TOKEN_BYTES
 
 MAX_WAITING = 8_192
+MAX_NAMELESS = 32_768
 
 _Place = tuple[int, BlockHash]
+
+
+class Nameless:
+    """At most `MAX_NAMELESS` blocks by group and hash; the oldest are forgotten.
+
+    What comes behind one of them is another one; behind a forgotten one it waits.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[_Place, None] = {}
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._blocks.clear()
+
+    def add(self, group: int, hashes: Iterable[BlockHash]) -> None:
+        """Take note of some."""
+        self._blocks.update(dict.fromkeys((group, block_hash) for block_hash in hashes))
+        while len(self._blocks) > MAX_NAMELESS:
+            del self._blocks[next(iter(self._blocks))]
+
+    def has(self, group: int, block_hash: BlockHash) -> bool:
+        """Whether a block is one of them."""
+        return (group, block_hash) in self._blocks
+
+    def drop(self, group: int, block_hash: BlockHash) -> None:
+        """Forget a block, if it is one of them."""
+        self._blocks.pop((group, block_hash), None)
 
 
 class Waiting:

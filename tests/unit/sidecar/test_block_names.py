@@ -9,7 +9,7 @@ import pytest
 from promptprefix.block_stream import KEY_BYTES, BlockKeys
 from promptprefix_sidecar.block_feed import names as names_module
 from promptprefix_sidecar.block_feed.names import BlockNames
-from promptprefix_sidecar.block_feed.waiting import MAX_WAITING
+from promptprefix_sidecar.block_feed.waiting import MAX_NAMELESS, MAX_WAITING, Nameless
 from promptprefix_sidecar.kv_events.events import Cleared, Removed, Stored
 
 from .block_engine import KEYS, SIZE, BlockEngine, hashes_of, names_of, stored
@@ -66,11 +66,24 @@ def test_what_is_no_plain_text_in_full_attention_on_the_gpu_has_no_name(event: S
 
 
 def test_what_comes_behind_an_image_has_no_name() -> None:
-    names = named(replace(stored(PROMPT[:4]), salt=None), stored(PROMPT, 2))
-    assert not held(names)
+    image = replace(stored(PROMPT[:4]), salt=None)
+    names = named(image, stored(PROMPT[:8], 2), stored(PROMPT, 4))
+    assert (held(names), names.waiting, names.complete) == (set(), 0, True)
+    names.apply([Removed(tuple(hashes_of(PROMPT))), stored(PROMPT[:8], 2)])
+    assert (names.waiting, names.complete) == (2, False)
     # Keys of a later block are no salt: an embedding's digest, say.
     names = named(stored(PROMPT[:4]), replace(stored(PROMPT, 2), salt="digest"))
     assert held(names) == set(names_of(PROMPT[:4]))
+
+
+def test_those_without_a_name_are_bounded() -> None:
+    nameless = Nameless()
+    for number in range(MAX_NAMELESS + 1):
+        nameless.add(0, (number,))
+    assert not nameless.has(0, 0)
+    assert nameless.has(0, 1)
+    nameless.clear()
+    assert not nameless.has(0, 1)
 
 
 def test_a_copy_that_goes_leaves_the_other() -> None:
