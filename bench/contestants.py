@@ -142,8 +142,8 @@ class OurRouter:
 
     def __post_init__(self) -> None:
         """Choose ports."""
-        self.port, self.admin_port, self.stats_port, *ports = free_ports(6)
-        self.decision_port, self.rewrite_port, self.metrics_port = ports
+        self.port, self.admin_port, self.stats_port, *ports = free_ports(5)
+        self.rewrite_port, self.metrics_port = ports
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[OurRouter]:
@@ -179,6 +179,11 @@ class OurRouter:
     def pids(self) -> dict[str, int]:
         """Both processes."""
         return {"picker": self.picker.pid, "envoy": self.envoy.pid}
+
+    @property
+    def door(self) -> Path:
+        """The socket at which the picker is asked."""
+        return self.folder / "envoy" / "picker.sock"
 
     async def metric(self, name: str, **labels: str) -> float:
         """Return a metric of the picker; 0 if it is absent."""
@@ -216,7 +221,6 @@ class OurRouter:
             "LISTEN_PORT": self.port,
             "STATS_HOST": "127.0.0.1",
             "STATS_PORT": self.stats_port,
-            "DECISION_PORT": self.decision_port,
             "REWRITE_PORT": self.rewrite_port,
             "METRICS_HOST": "127.0.0.1",
             "METRICS_PORT": self.metrics_port,

@@ -86,7 +86,7 @@ async def _buckets(router: OurRouter) -> dict[float, float]:
 async def _ask(router: OurRouter, path: Path, *more: str) -> Json:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.questions"),
-        *("--port", str(router.decision_port), "--prompts", str(path), "--rate", str(RATE), *more),
+        *("--door", str(router.door), "--prompts", str(path), "--rate", str(RATE), *more),
         stdout=asyncio.subprocess.PIPE,
     )
     if len(cores := os.sched_getaffinity(0)) > 1 and router.picker_cores:

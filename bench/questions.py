@@ -1,7 +1,7 @@
 """Asks a picker's decision door at a rate, as Envoy would, and tells how long answers took.
 
-``python -m bench.questions --port N --prompts FILE --rate 500 --seconds 10``. Questions come at
-random times (Poisson), each when it is due whether or not earlier ones are answered; with
+``python -m bench.questions --door SOCKET --prompts FILE --rate 500 --seconds 10``. Questions come
+at random times (Poisson), each when it is due whether or not earlier ones are answered; with
 ``--rate 0`` all connections ask without a pause. Prints a line of JSON. Times are from when a
 question was due.
 """
@@ -58,7 +58,7 @@ class Questions:
 class Asker:
     """Asks over a few connections, each of which has one question at a time."""
 
-    port: int
+    door: str
     rate: float
     """Questions a second; 0: as fast as they are answered."""
     times: list[float] = field(default_factory=list)
@@ -87,8 +87,9 @@ class Asker:
                 self._take(connection)
 
     def _connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=10.0)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(10.0)
+        connection.connect(self.door)
         return connection
 
     def _take(self, connection: socket.socket) -> None:
@@ -108,7 +109,7 @@ def percentile_ms(times: list[float], share: float) -> float:
 def main() -> None:
     """Ask, and print what was seen."""
     parser = argparse.ArgumentParser(prog="bench.questions", description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--door", required=True, help="the picker's Unix socket")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="where the numbers begin")
     parser.add_argument("--fresh", action="store_true", help="each has a system text of its own")
     options = parser.parse_args()
-    asker = Asker(options.port, options.rate)
+    asker = Asker(options.door, options.rate)
     begun = time.perf_counter()
     questions = iter(Questions(options.prompts, options.fresh, options.first))
     asker.ask(questions, options.count, options.seconds)

@@ -70,9 +70,9 @@ class RouterStack:
 
     def __post_init__(self) -> None:
         """Choose ports."""
-        ports = free_ports(7)
+        ports = free_ports(6)
         self.port, self.admin_port, self.stats_port, *ports = ports
-        self.decision_port, self.rewrite_port, self.metrics_port, self.spare_port = ports
+        self.rewrite_port, self.metrics_port, self.spare_port = ports
 
     @property
     def fake_control(self) -> FakeControl:
@@ -100,7 +100,6 @@ class RouterStack:
             "LISTEN_PORT": self.port,
             "STATS_HOST": "127.0.0.1",
             "STATS_PORT": self.stats_port,
-            "DECISION_PORT": self.decision_port,
             "REWRITE_PORT": self.rewrite_port,
             # The tests share two cores with others; a late answer must not count as a bypass.
             "DECISION_TIMEOUT_MS": DECISION_TIMEOUT_MS,

@@ -36,7 +36,9 @@ async def test_the_picker_never_sees_credentials(stack: RouterStack) -> None:
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(listen, "127.0.0.1", stack.decision_port)
+    path = stack.folder / "picker.sock"
+    server = await asyncio.start_unix_server(listen, path)
+    path.chmod(0o666)
     response = await ask(
         stack, {"a": 1}, authorization="Bearer secret", x_api_key="secret", cookie="secret"
     )

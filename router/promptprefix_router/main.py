@@ -31,7 +31,13 @@ from promptprefix_router.control.match_reporter import MatchReporter
 from promptprefix_router.control.route_keeper import PublishedPool, RouteKeeper
 from promptprefix_router.control.route_watcher import RouteWatcher
 from promptprefix_router.doors.ext_authz import ExtAuthz
-from promptprefix_router.doors.http_door import Handler, HttpRequest, HttpResponse, open_door
+from promptprefix_router.doors.http_door import (
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    open_door,
+    open_local_door,
+)
 from promptprefix_router.envoy.bootstrap import write_bootstrap
 from promptprefix_router.envoy.drain import drain
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
@@ -42,6 +48,7 @@ from promptprefix_router.envoy.routes_file import RoutesFile
 from promptprefix_router.gateway.pool_memory import PoolMemory
 from promptprefix_router.matching.near_misses import PATH
 from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.picker import Picker
 from promptprefix_router.rewriting.rewrite_door import RewriteDoor
 from promptprefix_router.settings import RouterSettings
 
@@ -129,12 +136,7 @@ async def _standalone_door(
 ) -> AsyncIterator[None]:
     """Answer the Envoy beside the picker, tell it names, and read its load and counts."""
     picker, ledger, metrics = brain.picker, brain.ledger, brain.metrics
-    decisions = await open_door(
-        ExtAuthz(picker, settings.max_request_bytes, settings.tenant_header).answer,
-        settings.decision_host,
-        settings.decision_port,
-        settings.max_request_bytes + BODY_SLACK,
-    )
+    decisions = await _decision_door(settings, picker)
     rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes, settings.tenant_header)
     await rewrites.start(settings.decision_host, settings.rewrite_port)
     admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
@@ -153,6 +155,14 @@ async def _standalone_door(
         # Envoy's idle connections end with the process: an answer is never half given.
         decisions.close()
         await rewrites.stop(REWRITE_GRACE_S)
+
+
+async def _decision_door(settings: RouterSettings, picker: Picker) -> asyncio.Server:
+    answer = ExtAuthz(picker, settings.max_request_bytes, settings.tenant_header).answer
+    most = settings.max_request_bytes + BODY_SLACK
+    if settings.decision_socket is not None:
+        return await open_local_door(answer, settings.decision_socket, most)
+    return await open_door(answer, settings.decision_host, settings.decision_port, most)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -17,6 +18,9 @@ _TAKEN_HEADERS = ("host", "connection", "authorization", "cookie", "content-leng
 _TAKEN_PREFIXES = ("x-envoy-", "x-gateway-", "x-promptprefix")
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+MAX_FOLDER_BYTES = 90
+"""Linux allows a Unix socket's path 107 bytes."""
 
 
 class RouterSettings(BaseSettings):
@@ -44,7 +48,8 @@ class RouterSettings(BaseSettings):
     stats_port: Port = 9902
 
     decision_host: str = "127.0.0.1"
-    decision_port: Port = 9002
+    decision_port: int = Field(default=0, ge=0, le=65_535)
+    """Where Envoy asks, at `decision_host`; 0: at `decision_socket`, which costs both less."""
     rewrite_port: Port = 9003
     """Where Envoy hands over the bodies that are to be changed; at `decision_host`."""
     door: Literal["standalone", "gateway"] = "standalone"
@@ -106,6 +111,11 @@ class RouterSettings(BaseSettings):
         return CostKnobs(self.tokens_per_active_request, self.load_factor, self.load_slack)
 
     @property
+    def decision_socket(self) -> Path | None:
+        """Unix socket at which Envoy asks; None where it asks at `decision_port`."""
+        return None if self.decision_port else self.envoy_dir / "picker.sock"
+
+    @property
     def admin_host(self) -> str:
         """Address of Envoy's admin listener."""
         return urlsplit(self.envoy_admin).hostname or ""
@@ -140,6 +150,11 @@ class RouterSettings(BaseSettings):
         ):
             if not _is_loopback(host):
                 raise ValueError(f"{name} must be a loopback address such as 127.0.0.1")
+        if len(os.fsencode(self.envoy_dir)) > MAX_FOLDER_BYTES:
+            raise ValueError(
+                f"PROMPTPREFIX_ENVOY_DIR has more than {MAX_FOLDER_BYTES} bytes:"
+                " a Unix socket in it has no valid name"
+            )
         if not self.admin_port or urlsplit(self.envoy_admin).scheme != "http":
             raise ValueError("PROMPTPREFIX_ENVOY_ADMIN must be http://<address>:<port>")
         return self

@@ -7,11 +7,13 @@ returns what does later: the connection reads nothing until then.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from http import HTTPStatus
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import httptools
@@ -219,3 +221,22 @@ async def open_door(
     loop = asyncio.get_running_loop()
     guests: dict[HttpDoor, None] | None = {} if public else None
     return await loop.create_server(lambda: HttpDoor(handler, max_body_bytes, guests), host, port)
+
+
+async def open_local_door(handler: Handler, path: Path, max_body_bytes: int) -> asyncio.Server:
+    """Listen on the Unix socket ``path``, in the place of one that was left there.
+
+    Who reaches its folder may ask: the peer is another container, maybe of another user.
+    Raises `OSError` if it can't be had.
+    """
+    loop = asyncio.get_running_loop()
+    listening = _socket_file(path)
+    return await loop.create_unix_server(lambda: HttpDoor(handler, max_body_bytes), sock=listening)
+
+
+def _socket_file(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found.bind(str(path))
+    path.chmod(0o666)
+    return found

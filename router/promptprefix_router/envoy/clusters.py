@@ -25,9 +25,11 @@ def clusters(settings: RouterSettings, folder: Path) -> list[EnvoyConfig]:
     """Return every cluster; ``folder`` is where Envoy finds the endpoints file."""
     return [
         engines_cluster(settings, folder),
-        _local_cluster(PICKER_CLUSTER, settings.decision_host, settings.decision_port),
-        _local_cluster(REWRITE_CLUSTER, settings.decision_host, settings.rewrite_port, grpc=True),
-        _local_cluster(ADMIN_CLUSTER, settings.admin_host, settings.admin_port),
+        _local_cluster(PICKER_CLUSTER, _decision_address(settings)),
+        _local_cluster(
+            REWRITE_CLUSTER, _port(settings.decision_host, settings.rewrite_port), grpc=True
+        ),
+        _local_cluster(ADMIN_CLUSTER, _port(settings.admin_host, settings.admin_port)),
     ]
 
 
@@ -126,8 +128,17 @@ def _leave_out_the_dead() -> EnvoyConfig:
     }
 
 
-def _local_cluster(name: str, host: str, port: int, *, grpc: bool = False) -> EnvoyConfig:
-    endpoint = {"address": {"socket_address": {"address": host, "port_value": port}}}
+def _decision_address(settings: RouterSettings) -> EnvoyConfig:
+    if settings.decision_socket is not None:
+        return {"pipe": {"path": str(settings.decision_socket)}}
+    return _port(settings.decision_host, settings.decision_port)
+
+
+def _port(host: str, port: int) -> EnvoyConfig:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _local_cluster(name: str, address: EnvoyConfig, *, grpc: bool = False) -> EnvoyConfig:
     return {
         "name": name,
         "type": "STATIC",
@@ -135,7 +146,7 @@ def _local_cluster(name: str, host: str, port: int, *, grpc: bool = False) -> En
         "circuit_breakers": _no_limits(),
         "load_assignment": {
             "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
         },
         "typed_extension_protocol_options": _protocol("60s", "http2" if grpc else "http"),
     }

@@ -110,7 +110,7 @@ def _ask_picker(name: str, settings: RouterSettings) -> EnvoyConfig:
             },
             "http_service": {
                 "server_uri": {
-                    "uri": f"http://{settings.decision_host}:{settings.decision_port}",
+                    "uri": f"http://{PICKER_CLUSTER}",
                     "cluster": PICKER_CLUSTER,
                     "timeout": f"{settings.decision_timeout_ms / 1000:g}s",
                 },

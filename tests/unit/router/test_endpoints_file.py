@@ -99,6 +99,14 @@ def test_the_bootstrap_follows_the_settings(tmp_path: Path) -> None:
         assert piece in text
 
 
+def test_envoy_asks_at_a_unix_socket_unless_a_port_is_set(tmp_path: Path) -> None:
+    made = settings(envoy_dir=tmp_path)
+    (_, picker, *_) = bootstrap(made, tmp_path)["static_resources"]["clusters"]
+    assert made.decision_socket == tmp_path / "picker.sock"
+    assert f'{{"pipe": {{"path": "{tmp_path}/picker.sock"}}}}' in json.dumps(picker)
+    assert settings(decision_port=19002).decision_socket is None
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -108,7 +116,8 @@ def test_the_bootstrap_follows_the_settings(tmp_path: Path) -> None:
         {"envoy_admin": "https://127.0.0.1:9901"},
         {"decision_host": "10.0.0.1"},
         {"decision_host": "localhost"},
-        {"decision_port": 0},
+        {"decision_port": -1},
+        {"envoy_dir": "/" + 90 * "x"},
         {"max_request_bytes": 10},
         {"log_level": "loud"},
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import stat
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -18,6 +20,7 @@ from promptprefix_router.doors.http_door import (
     HttpRequest,
     HttpResponse,
     open_door,
+    open_local_door,
 )
 
 LIMIT = 100
@@ -181,6 +184,19 @@ async def public_port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     server = await open_door(lambda _: HttpResponse(200), "127.0.0.1", 0, public=True)
     yield server.sockets[0].getsockname()[1]
     server.close()
+
+
+async def test_a_local_door_takes_the_place_of_one_that_was_left(tmp_path: Path) -> None:
+    path = tmp_path / "picker.sock"
+    for _ in range(2):
+        server = await open_local_door(lambda _: HttpResponse(200), path, 100)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(POST)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        server.close()
+        assert path.is_socket()
 
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
