@@ -44,7 +44,8 @@ def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         "local_reply_config": _json_errors(),
         "http_filters": [
             *map(only_where_named, _filters(settings)),
-            _router(),
+            # The manager counts by status and time as well: once is enough.
+            _router(dynamic_stats=False),
         ],
     }
     return _listener("clients", settings.listen_host, settings.listen_port, manager)
@@ -161,12 +162,13 @@ def _json_errors() -> EnvoyConfig:
     }
 
 
-def _router() -> EnvoyConfig:
+def _router(*, dynamic_stats: bool = True) -> EnvoyConfig:
     return {
         "name": "envoy.filters.http.router",
         "typed_config": {
             "@type": f"{_TYPE}.filters.http.router.v3.Router",
             "suppress_envoy_headers": True,
+            "dynamic_stats": dynamic_stats,
         },
     }
 
