@@ -149,7 +149,9 @@ async def test_a_salted_prefix_is_left_to_the_picker(stack: RouterStack) -> None
     assert json.loads(request.body)["cache_salt"] == "s3cret", "the picker writes it"
     body = {**undeclared(), "cache_salt": "s3cret"}
     assert (await ask(stack, body, x_promptprefix=NAME)).headers[DECISION] == WARM
-    for file in stack.folder.iterdir():
+    files = [each for each in stack.folder.iterdir() if not each.is_socket()]
+    assert files
+    for file in files:
         assert b"s3cret" not in file.read_bytes()
 
 

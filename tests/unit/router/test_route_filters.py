@@ -66,6 +66,10 @@ def test_a_name_that_envoy_resolves_meets_no_filter() -> None:
     assert not switched_on(route["action"]["typed_config"])
 
 
+def test_what_the_manager_counts_is_not_counted_once_more() -> None:
+    assert listed("")["envoy.filters.http.router"]["typed_config"]["dynamic_stats"] is False
+
+
 def test_only_the_fence_has_the_route_chosen_anew() -> None:
     filters = listed(TENANT_HEADER)
     assert filters[ASK_FENCED]["typed_config"]["clear_route_cache"]
