@@ -15,6 +15,7 @@ from promptprefix.wire import (
     CONTENT_PATH,
     MATCHES_PATH,
     ROUTES_PATH,
+    BlocksKey,
     Match,
     MatchAnswer,
     MatchReport,
@@ -46,6 +47,7 @@ class FakeControl:
     asked: int = -1
     """Number of the revision that the last question named."""
     matches: list[Match] = field(default_factory=list)
+    blocks_keys: tuple[BlocksKey, ...] = ()
     contents: dict[str, Payload] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _runner: web.AppRunner | None = None
@@ -100,6 +102,7 @@ class FakeControl:
                 prefixes=prefixes,
                 endpoints=endpoints,
                 tenants=tenants,
+                blocks_keys=self.blocks_keys,
             )
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self.asked == number)

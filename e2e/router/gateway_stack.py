@@ -33,6 +33,8 @@ class GatewayStack:
     client: httpx.AsyncClient = field(
         default_factory=lambda: httpx.AsyncClient(timeout=30.0, trust_env=False)
     )
+    settings: dict[str, object] = field(default_factory=dict)
+    """More settings of the picker."""
     picker: Process | None = None
     envoy: Process | None = None
 
@@ -88,6 +90,7 @@ class GatewayStack:
             "GATEWAY_DRAIN_S": 1,
             "METRICS_HOST": "127.0.0.1",
             "METRICS_PORT": self.metrics_port,
+            **self.settings,
         }
         named = {f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()}
         self.picker = await asyncio.create_subprocess_exec(
