@@ -105,18 +105,19 @@ class _Holders:
 class _Request:
     """What is known of a request. ``holders``: every candidate once, those that have most first.
 
-    ``warm`` are the seats that hold its declared prefix, ``tokens`` is the length of its prompt.
+    ``warm`` are the seats that hold its declared prefix, ``tokens`` is the length of its prompt,
+    ``told`` are the seats of which the engines say what they hold.
     ``mean`` is the load of the candidates, and ``most`` what one with some of the prompt may have,
     with this request.
     """
 
     match: Match
-    prompt: PromptTokens | None
     chain: PromptChain
     candidates: int
     warm: int
     tokens: int
     holders: Sequence[_Holders]
+    told: int
     mean: float
     most: float
     own: int | None
@@ -223,19 +224,19 @@ class Chooser:
         warm = self._pool.warm(match.digests) & candidates
         known = self._history is None or (warm and estimate - declared < SHORT_TAIL_TOKENS)
         chain = NO_CHAIN if known else read_chain(question, match.salt)
+        if prompt is None:
+            holders, told = self._holders(candidates, chain, warm, declared), 0
+        else:
+            holders, told = self._precise_holders(candidates, chain, prompt)
         mean = (self._ledger.total(candidates) + 1) / candidates.bit_count()
         return _Request(
             match=match,
-            prompt=prompt,
             chain=chain,
             candidates=candidates,
             warm=warm,
             tokens=max(estimate, declared) if warm else estimate,
-            holders=(
-                self._holders(candidates, chain, warm, declared)
-                if prompt is None
-                else self._precise_holders(candidates, chain, prompt)
-            ),
+            holders=holders,
+            told=told,
             mean=mean,
             most=self._knobs.most_active(mean),
             own=_own_place(question.body) if known and self._history is not None else None,
@@ -264,30 +265,31 @@ class Chooser:
 
     def _precise_holders(
         self, candidates: int, chain: PromptChain, prompt: PromptTokens
-    ) -> Sequence[_Holders]:
-        """Return the holders of an undeclared prompt by its tokens.
+    ) -> tuple[Sequence[_Holders], int]:
+        """Return the holders of an undeclared prompt by its tokens, and who of them says so.
 
         Where a pod does not tell all that its engine has, what was sent there counts if it is more.
         """
-        groups: list[tuple[int, int]] = []
+        groups: list[tuple[int, bool, int]] = []
         unsure = candidates
         if self._blocks is not None:
             held = self._blocks.held(prompt, candidates)
-            groups += held.groups
+            groups += [(tokens, True, seats) for tokens, seats in held.groups]
             unsure &= ~held.sure
         if self._history is not None and chain.hashes and unsure:
-            seen = self._history.depths(chain.hashes, unsure)
-            groups += [(min(depth * CHUNK_TOKENS, prompt.count), seats) for depth, seats in seen]
-            groups.sort(reverse=True)
+            for depth, seats in self._history.depths(chain.hashes, unsure):
+                groups.append((min(depth * CHUNK_TOKENS, prompt.count), False, seats))
+        groups.sort(reverse=True)
         holders: list[_Holders] = []
-        left = candidates
-        for cached, seats in groups:
+        left, told = candidates, 0
+        for cached, tells, seats in groups:
             if some := seats & left:
                 holders.append(_Holders(cached, some))
                 left ^= some
+                told |= some if tells else 0
         if left:
             holders.append(_Holders(0, left))
-        return holders
+        return holders, told
 
     def _best_seats(self, request: _Request) -> Sequence[int]:
         """Return the best seat and the next best ones in order."""
@@ -343,7 +345,7 @@ class Chooser:
         if best >> seat & 1:
             if request.declared:
                 return Outcome.WARM, None
-            return (Outcome.SEEN if request.prompt is None else Outcome.HELD), None
+            return (Outcome.HELD if request.told >> seat & 1 else Outcome.SEEN), None
         if best:
             load, _ = self._ledger.least(best)
             return (

@@ -119,7 +119,8 @@ class HttpDoor(asyncio.Protocol):
         self._transport = None
         self._finished.clear()
         if self._waiting is not None:
-            self._waiting.cancel()
+            # It has begun by then: what it waits for ends with it.
+            asyncio.get_running_loop().call_soon(self._waiting.cancel)
         self.leave()
 
     def data_received(self, data: bytes) -> None:
@@ -150,7 +151,11 @@ class HttpDoor(asyncio.Protocol):
         self._waiting = asyncio.get_running_loop().create_task(self._wait(answer, keep_alive))
 
     async def _wait(self, answer: Awaitable[HttpResponse], keep_alive: bool) -> None:
-        response = await answer
+        try:
+            response = await answer
+        except BaseException:
+            self.leave()
+            raise
         self._waiting = None
         self._write(response, keep_alive)
         if self._transport is not None and not self._transport.is_closing():

@@ -50,6 +50,10 @@ class Wire:
         """Remember that it goes on."""
         self.reading = True
 
+    def abort(self) -> None:
+        """Remember the end."""
+        self.closed = True
+
     def is_closing(self) -> bool:
         """Whether the end is near."""
         return self.closed
@@ -171,7 +175,6 @@ async def test_answers_that_come_later_come_in_order_and_nothing_is_read_meanwhi
 async def test_a_peer_that_leaves_is_not_waited_for() -> None:
     talk = Later()
     talk.door.data_received(POST)
-    await turns()
     talk.door.connection_lost(None)
     await turns()
     assert talk.answers[0].cancelled()

@@ -43,7 +43,7 @@ async def test_a_sidecar_that_restarts_is_no_engine_that_restarts() -> None:
     made.blocks.lose(address(3))
     made.blocks.begin(address(3), replace(HELLO, complete=False))
     made.blocks.finish(address(3))
-    assert await made.ask(asked()) == (address(3), HELD)
+    assert await made.ask(asked()) == (address(3), "seen;match=undeclared")
 
 
 async def test_a_picker_that_starts_late_knows_the_children_too() -> None:
