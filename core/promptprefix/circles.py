@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -14,7 +15,7 @@ from promptprefix.resource import Problem
 from promptprefix.roster import Company, Station
 from promptprefix.selector import LabelSelector
 
-Load: TypeAlias = tuple[int, int, int]
+Load: TypeAlias = tuple[int, ...]
 """Order of pods in which room is looked for: the most free blocks, the fewest prefixes, the tie."""
 
 
@@ -121,49 +122,59 @@ def _circle(
 
 
 class Shelf:
-    """Pods of one zone, those with the most room first."""
+    """Pods in an order that changes while room is given away and made.
 
-    def __init__(self, stations: Sequence[Station]) -> None:
-        self._heap = [(*load_of(station), index, station) for index, station in enumerate(stations)]
-        self._index = {entry[4]: entry[3] for entry in self._heap}
+    `renew` is told of those that may come earlier than they did; that others come later is seen.
+    """
+
+    def __init__(self, stations: Sequence[Station], order: Callable[[Station], Load]) -> None:
+        self._order = order
+        self._heap = [(order(station), index, station) for index, station in enumerate(stations)]
+        self._index = {station: index for _, index, station in self._heap}
         heapq.heapify(self._heap)
 
     def renew(self, station: Station) -> None:
-        """Take in that somebody has made room on a pod, which may be of another circle."""
+        """Take in that a pod, which may be of another circle, may come earlier."""
         if (index := self._index.get(station)) is not None:
-            heapq.heappush(self._heap, (*load_of(station), index, station))
+            heapq.heappush(self._heap, (self._order(station), index, station))
+
+    def in_order(self) -> Generator[Station]:
+        """Yield the pods; while somebody looks at them, none is renewed."""
+        heap, order = self._heap, self._order
+        passed: list[tuple[Load, int, Station]] = []
+        try:
+            while heap:
+                present, index, station = entry = heap[0]
+                if (load := order(station)) != present:
+                    heapq.heapreplace(heap, (load, index, station))
+                    continue
+                if passed and passed[-1] == entry:
+                    heapq.heappop(heap)
+                    continue
+                yield station
+                passed.append(heapq.heappop(heap))
+        finally:
+            for entry in passed:
+                heapq.heappush(heap, entry)
 
     def find(
         self, fits: Callable[[Station], bool], need: int, crowd: Mapping[str, int]
     ) -> Station | None:
         """Return the first pod that ``fits``; those of a node without any of it come first.
 
-        ``need`` is what it takes at least; ``crowd`` counts by node.
+        ``need`` is what it takes at least; ``crowd`` counts by node. The roomiest come first.
         """
-        heap = self._heap
-        passed: list[tuple[int, int, int, int, Station]] = []
         best: Station | None = None
-        while heap:
-            entry = heap[0]
-            station = entry[4]
-            load = load_of(station)
-            if entry[:3] != load:
-                heapq.heapreplace(heap, (*load, entry[3], station))
-                continue
-            if passed and passed[-1] == entry:
-                heapq.heappop(heap)
-                continue
-            if need and -load[0] < need:
-                break
-            if fits(station) and (
-                best is None or crowd.get(station.node, 0) < crowd.get(best.node, 0)
-            ):
-                best = station
-                if not crowd.get(station.node, 0):
+        with closing(self.in_order()) as stations:
+            for station in stations:
+                if need and station.ledger.free < need:
                     break
-            passed.append(heapq.heappop(heap))
-        for entry in passed:
-            heapq.heappush(heap, entry)
+                if fits(station) and (
+                    best is None or crowd.get(station.node, 0) < crowd.get(best.node, 0)
+                ):
+                    best = station
+                    if not crowd.get(station.node, 0):
+                        break
         return best
 
 
@@ -171,3 +182,11 @@ def load_of(station: Station) -> Load:
     """Return where a pod stands in the order in which room is looked for."""
     ledger = station.ledger
     return -ledger.free, len(ledger.claims), station.tie
+
+
+def weight_of(station: Station) -> Load:
+    """Return where a pod stands in the order in which room is made.
+
+    Those whose least important holder is so least of all come first, then as room is looked for.
+    """
+    return station.ledger.lowest, *load_of(station)

@@ -101,9 +101,14 @@ def _plan(dossiers: Sequence[Dossier], stations: Sequence[Station]) -> Plan:
         prefixes += dossier.routed
         if status is not None and not draft.awaited and not draft.prefix.deleting:
             statuses[draft.prefix.uid] = status
-        kept += [id_ for id_, on in draft.holders.items() if on]
+        for id_, on in draft.holders.items():
+            if on:
+                kept.append(id_)
         # The clock may change what is held.
-        wakes += [at for at in (draft.demand.wake_at, draft.until) if at is not None]
+        if draft.demand.wake_at is not None:
+            wakes.append(draft.demand.wake_at)
+        if draft.until is not None:
+            wakes.append(draft.until)
     return Plan(
         desired={
             station.uid: station.desired.placements

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from operator import attrgetter
 
 from promptprefix.budget import Claimant
-from promptprefix.circles import Circle, Shelf, load_of
+from promptprefix.circles import Circle, Shelf, load_of, weight_of
 from promptprefix.draft import Draft
 from promptprefix.roster import Station
 
@@ -21,6 +22,7 @@ class Room:
 
     def __init__(self) -> None:
         self._shelves: dict[Circle, Mapping[str, Shelf]] = {}
+        self._weighed: dict[Circle, Shelf] = {}
         self._bounds: dict[Circle, int] = {}
         self._queue: list[tuple[tuple[int, float, str], Draft]] = []
         self._queued: set[Draft] = set()
@@ -62,7 +64,7 @@ class Room:
         priority, least = draft.priority, _least(draft, circle)
         for station in circle.eligible:
             ledger = station.ledger
-            if station in draft.claims or (least and ledger.room(priority) < least):
+            if station in draft.claims or (ledger.free < least and ledger.room(priority) < least):
                 continue
             footprint = draft.footprint(station)
             if not ledger.take(draft, footprint):
@@ -73,6 +75,7 @@ class Room:
                     continue
                 self._displace(station, victims)
                 ledger.take(draft, footprint)
+            self._weigh(station)
             chosen.append(station)
         if not chosen:
             self._bound(draft, circle)
@@ -86,6 +89,7 @@ class Room:
             if station is None:
                 break
             station.ledger.take(draft, draft.footprint(station))
+            self._weigh(station)
             search.take(station)
         return search.chosen
 
@@ -93,7 +97,9 @@ class Room:
         """Return a pod after those of lower priority have made room there, doing least harm."""
         if not search.draft.sized:
             return None
-        found = search.clearable()
+        if search.circle not in self._weighed:
+            self._weighed[search.circle] = Shelf(search.circle.eligible, weight_of)
+        found = search.clearable(self._weighed[search.circle])
         if found is None:
             self._bound(search.draft, search.circle)
             return None
@@ -123,13 +129,20 @@ class Room:
             for shelves in self._shelves.values():
                 if (shelf := shelves.get(station.zone)) is not None:
                     shelf.renew(station)
+            self._weigh(station)
+
+    def _weigh(self, station: Station) -> None:
+        for shelf in self._weighed.values():
+            shelf.renew(station)
 
     def _shelves_of(self, circle: Circle) -> Mapping[str, Shelf]:
         if circle not in self._shelves:
             by_zone: dict[str, list[Station]] = {}
             for station in circle.eligible:
                 by_zone.setdefault(station.zone, []).append(station)
-            self._shelves[circle] = {zone: Shelf(by_zone[zone]) for zone in sorted(by_zone)}
+            self._shelves[circle] = {
+                zone: Shelf(by_zone[zone], load_of) for zone in sorted(by_zone)
+            }
         return self._shelves[circle]
 
 
@@ -167,31 +180,27 @@ class _Search:
                 return min(found, key=lambda each: (self._nodes.get(each.node, 0), load_of(each)))
         return None
 
-    def clearable(self) -> tuple[Station, Sequence[Claimant]] | None:
-        """Return a pod on which others of lower priority can make room, and who they are."""
-        priority = self.draft.priority
-        ways = []
-        for station in self._hopeful():
-            victims = station.ledger.victims(self.draft.footprint(station), priority)
-            if victims is not None:
-                harm = max((each.priority for each in victims), default=-priority)
-                crowd = (self._zones[station.zone], self._nodes[station.node])
-                key = (harm, len(victims), *crowd, load_of(station))
-                ways.append((key, (station, victims)))
-                if len(ways) == _WEIGHED:
-                    break
-        return min(ways, key=lambda way: way[0])[1] if ways else None
+    def clearable(self, shelf: Shelf) -> tuple[Station, Sequence[Claimant]] | None:
+        """Return a pod on which others of lower priority can make room, and who they are.
 
-    def _hopeful(self) -> Iterator[Station]:
-        """Yield the pods on which there may be room if others go, the least important first."""
+        On the ``shelf`` those come first whose holders are the least important.
+        """
         priority, least = self.draft.priority, self.least
-        by_lowest: dict[int, list[Station]] = {}
-        for station in self.circle.eligible:
-            ledger = station.ledger
-            if ledger.room(priority) >= least and station not in self._taken:
-                by_lowest.setdefault(ledger.lowest, []).append(station)
-        for lowest in sorted(by_lowest):
-            yield from sorted(by_lowest[lowest], key=load_of)
+        ways = []
+        with closing(shelf.in_order()) as stations:
+            for station in stations:
+                ledger = station.ledger
+                if station in self._taken or ledger.room(priority) < least:
+                    continue
+                victims = ledger.victims(self.draft.footprint(station), priority)
+                if victims is not None:
+                    harm = max((each.priority for each in victims), default=-priority)
+                    crowd = (self._zones[station.zone], self._nodes[station.node])
+                    key = (harm, len(victims), *crowd, load_of(station))
+                    ways.append((key, (station, victims)))
+                    if len(ways) == _WEIGHED:
+                        break
+        return min(ways, key=lambda way: way[0])[1] if ways else None
 
     def _fits(self, station: Station) -> bool:
         footprint = self.draft.footprint(station)
