@@ -216,16 +216,14 @@ class Extras:
     def take(self, claimant: Claimant, footprint: Footprint) -> bool:
         """Give room to another version of somebody; return whether it fits."""
         ledger, nodes = self._ledger, self._nodes
-        need = ledger.need(footprint)
-        if nodes:
-            need -= sum(size for node, size in footprint.shared if node in nodes)
+        added = [(node, size) for node, size in footprint.shared if not ledger.has(node)]
+        need = footprint.own + sum(size for node, size in added if node not in nodes)
         if need and ledger.used + self._used + need > ledger.budget:
             self.tight = True
             return False
         self._used += need
-        for node, _ in footprint.shared:
-            if not ledger.has(node):
-                nodes[node] = nodes.get(node, 0) + 1
+        for node, _ in added:
+            nodes[node] = nodes.get(node, 0) + 1
         self._held.setdefault(claimant, []).append(footprint)
         return True
 

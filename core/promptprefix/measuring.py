@@ -5,7 +5,7 @@ Its real size may be smaller, and it may share blocks with others: only an engin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from promptprefix.circles import Circle
 from promptprefix.dossier import Dossier
@@ -19,42 +19,42 @@ def measure(dossiers: Iterable[Dossier]) -> None:
     """Let those be measured on a pod that are on none for want of room and of unknown size."""
     for dossier in dossiers:
         draft = dossier.draft
-        station = _station(draft) if draft.missing > 0 and draft.open else None
+        station = _station(dossier) if draft.missing > 0 and draft.open else None
         if station is not None and dossier.current is not None:
             tenure = Tenure(dossier.current, draft.prefix.pinning, measured=True)
             draft.measure(station, dossier.placement(tenure, draft.priority, draft.demand))
 
 
-def _station(draft: Draft) -> Station | None:
+def _station(dossier: Dossier) -> Station | None:
     """Return the pod that is to measure it; None if none has to.
 
     It is one that was told so before, if there is any.
     """
-    circle, prefix = draft.circle, draft.prefix
-    version = prefix.version
+    draft, prefix = dossier.draft, dossier.draft.prefix
+    circle, version = draft.circle, prefix.version
     if version is None or not version.readable or prefix.pinning is Pinning.NONE:
         return None
     known = draft.sizes.measured(version)
     if circle is None or circle.block_sizes <= known or _on_some(draft, circle):
         return None
-    able = [
+    notes, tie = dossier.notes.by_station, tie_of(prefix.uid)
+    told = [station for station, note in notes.items() if note.knows]
+    able = _able(told, draft, circle, known) or _able(circle.eligible, draft, circle, known)
+    return min(able, key=lambda each: each.tie ^ tie, default=None)
+
+
+def _able(
+    stations: Iterable[Station], draft: Draft, circle: Circle, known: Container[int]
+) -> Sequence[Station]:
+    """Return those of the pods that can measure it."""
+    return [
         station
-        for station in circle.eligible
-        if station not in draft.claims
+        for station in stations
+        if circle.standing.get(station) is Standing.ELIGIBLE
+        and station not in draft.claims
         and (engine := station.candidate.engine) is not None
         and engine.block_size not in known
     ]
-    tie = tie_of(prefix.uid)
-    return min(
-        able,
-        key=lambda each: (not _knows(each, prefix.uid), each.tie ^ tie),
-        default=None,
-    )
-
-
-def _knows(station: Station, uid: str) -> bool:
-    account = station.candidate.accounts.get(uid)
-    return account is not None and account.knows
 
 
 def _on_some(draft: Draft, circle: Circle) -> bool:

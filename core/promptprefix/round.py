@@ -150,7 +150,9 @@ class Round:
         for draft, station in self._turned:
             told = draft.told(station)
             before = station.desired.tell(draft.rank, told)
-            if before is not told and not same_warm(station.candidate, before, told):
+            if before is told or station in self._renewed:
+                continue
+            if not same_warm(station.candidate, before, told):
                 self._restated.add(station)
 
     def show(self) -> None:

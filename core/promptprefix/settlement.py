@@ -14,7 +14,7 @@ from promptprefix.dossier import Dossier
 from promptprefix.draft import Draft, Tenure
 from promptprefix.fleet import Retention
 from promptprefix.roster import Station
-from promptprefix.tenure import tenures
+from promptprefix.tenure import ends, tenures
 from promptprefix.wire import Placement
 
 
@@ -39,7 +39,8 @@ class Settlement:
     def __init__(self, now: datetime, retention: Retention) -> None:
         self._now = now
         self._retention = retention
-        self._waiting: dict[Station, set[Dossier]] = {}
+        self._waiting: dict[Station, list[Dossier]] = {}
+        self._ends: dict[Dossier, Mapping[str, datetime | None]] = {}
         self._renewed: set[Dossier] = set()
         self._turned: dict[Draft, set[Station]] = {}
 
@@ -66,7 +67,10 @@ class Settlement:
     def turn(self, dossier: Dossier, stations: Iterable[Station]) -> None:
         """Settle a resource anew on some of its pods."""
         for station in stations:
-            self._waiting.setdefault(station, set()).add(dossier)
+            if (waiting := self._waiting.get(station)) is None:
+                self._waiting[station] = [dossier]
+            elif dossier not in waiting:
+                waiting.append(dossier)
 
     def due(self, draft: Draft) -> bool:
         """Whether the time of a version that some pod holds has ended."""
@@ -100,12 +104,12 @@ class Settlement:
                 _tell(dossier, turned, left)
                 yield dossier, turned | left
 
-    def _added(self, station: Station, waiting: Iterable[Dossier]) -> bool:
+    def _added(self, station: Station, waiting: list[Dossier]) -> bool:
         """Settle some on a pod that has room for all others; return whether there is for them."""
-        in_order = sorted(waiting, key=lambda each: each.draft.order)
-        for dossier in in_order:
+        waiting.sort(key=lambda each: each.draft.order)
+        for dossier in waiting:
             station.extras.give_back(dossier.draft)
-        for dossier in in_order:
+        for dossier in waiting:
             self._one(dossier, station)
         return not station.extras.tight
 
@@ -120,10 +124,15 @@ class Settlement:
 
     def _one(self, dossier: Dossier, station: Station) -> None:
         draft = dossier.draft
-        made = tenures(draft, station, dossier.notes.matched, self._now, self._retention)
+        if (kept := self._ends.get(dossier)) is None:
+            matched = dossier.notes.matched
+            kept = self._ends[dossier] = ends(draft.prefix, matched, self._retention)
+        made = tenures(draft, station, kept, self._now)
         if made != draft.tenures.get(station):
             draft.tenures[station] = made
-            self._turned.setdefault(draft, set()).add(station)
+            if (turned := self._turned.get(draft)) is None:
+                turned = self._turned[draft] = set()
+            turned.add(station)
 
 
 def _tell(dossier: Dossier, turned: Iterable[Station], left: Iterable[Station]) -> None:

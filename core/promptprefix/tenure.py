@@ -30,17 +30,26 @@ def sole(prefix: Prefix) -> tuple[Tenure, ...]:
     return () if current is None else (Tenure(current, prefix.pinning),)
 
 
+def ends(
+    prefix: Prefix, matched: Mapping[str, datetime], retention: Retention
+) -> Mapping[str, datetime | None]:
+    """Return until when earlier versions are kept, by id; ``matched`` is what engines tell."""
+    return {
+        version.id: kept_until(version, matched.get(version.id), retention)
+        for version in prefix.earlier
+    }
+
+
 def tenures(
-    draft: Draft,
-    station: Station,
-    matched: Mapping[str, datetime],
-    now: datetime,
-    retention: Retention,
+    draft: Draft, station: Station, kept: Mapping[str, datetime | None], now: datetime
 ) -> tuple[Tenure, ...]:
-    """Return what a chosen pod holds of a resource; takes the room for it where some is left."""
+    """Return what a chosen pod holds of a resource; takes the room for it where some is left.
+
+    ``kept`` are the `ends` of earlier versions.
+    """
     if not draft.demand.held:
         return tuple(_released(draft, station))
-    return tuple(_held(draft, station, matched, now, retention))
+    return tuple(_held(draft, station, kept, now))
 
 
 def _released(draft: Draft, station: Station) -> Iterator[Tenure]:
@@ -55,11 +64,7 @@ def _released(draft: Draft, station: Station) -> Iterator[Tenure]:
 
 
 def _held(
-    draft: Draft,
-    station: Station,
-    matched: Mapping[str, datetime],
-    now: datetime,
-    retention: Retention,
+    draft: Draft, station: Station, kept: Mapping[str, datetime | None], now: datetime
 ) -> Iterator[Tenure]:
     prefix, extras, sizes = draft.prefix, station.extras, draft.sizes
     wanted = prefix.pinning
@@ -79,7 +84,7 @@ def _held(
             needed = False
             yield Tenure(version, wanted, retained=True)
             continue
-        until = kept_until(version, matched.get(version.id), retention)
+        until = kept[version.id]
         if until is None or now < until:
             fits = extras.take(draft, sizes.of(version, station))
             yield Tenure(version, wanted if fits else Pinning.NONE, retained=True, until=until)
