@@ -39,6 +39,7 @@ class Dossier:
     """Notes on one resource, for as long as it is the same.
 
     ``sizes`` are those that are reported of its versions, and ``room`` what they take by them.
+    ``tie`` decides between pods that are equal in all else.
     """
 
     def __init__(self, prefix: Prefix, draft: Draft) -> None:
@@ -62,7 +63,7 @@ class Dossier:
         self.told: tuple[object, ...] = ()
         self.routed: tuple[RoutePrefix, ...] = ()
         self._routed: tuple[object, ...] = ()
-        self._tie = tie_of(prefix.uid)
+        self.tie = tie_of(prefix.uid)
         self._let_go = let_go(prefix.conditions)
         uses = (at for v in self.versions for at in (v.last_matched, v.used) if at is not None)
         self._latest = max(uses, default=None)
@@ -198,7 +199,7 @@ class Dossier:
                 _put_by_name(stays.in_order, station, stays.by_station.get(station))
 
     def _ranked(self, stays: Iterable[Stay]) -> list[Stay]:
-        ranked = sorted(stays, key=lambda each: (*each.rank, each.station.tie ^ self._tie))
+        ranked = sorted(stays, key=lambda each: (*each.rank, each.station.tie ^ self.tie))
         if len(ranked) <= 1:
             return ranked
         crowd = _turns(ranked, lambda each: each.node)

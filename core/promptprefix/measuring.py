@@ -5,14 +5,14 @@ Its real size may be smaller, and it may share blocks with others: only an engin
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from promptprefix.circles import Circle
 from promptprefix.dossier import Dossier
 from promptprefix.draft import Draft, Tenure
 from promptprefix.eligibility import Standing
 from promptprefix.resource import Pinning
-from promptprefix.roster import Station, tie_of
+from promptprefix.roster import Station
 
 
 def measure(dossiers: Iterable[Dossier]) -> None:
@@ -37,24 +37,31 @@ def _station(dossier: Dossier) -> Station | None:
     known = draft.sizes.measured(version)
     if circle is None or circle.block_sizes <= known or _on_some(draft, circle):
         return None
-    notes, tie = dossier.notes.by_station, tie_of(prefix.uid)
+
+    def able(station: Station) -> bool:
+        engine = station.candidate.engine
+        return (
+            circle.standing.get(station) is Standing.ELIGIBLE
+            and station not in draft.claims
+            and engine is not None
+            and engine.block_size not in known
+        )
+
+    notes = dossier.notes.by_station
     told = [station for station, note in notes.items() if note.knows]
-    able = _able(told, draft, circle, known) or _able(circle.eligible, draft, circle, known)
-    return min(able, key=lambda each: each.tie ^ tie, default=None)
+    return _first(told, able, dossier.tie) or _first(circle.eligible, able, dossier.tie)
 
 
-def _able(
-    stations: Iterable[Station], draft: Draft, circle: Circle, known: Container[int]
-) -> Sequence[Station]:
-    """Return those of the pods that can measure it."""
-    return [
-        station
-        for station in stations
-        if circle.standing.get(station) is Standing.ELIGIBLE
-        and station not in draft.claims
-        and (engine := station.candidate.engine) is not None
-        and engine.block_size not in known
-    ]
+def _first(
+    stations: Iterable[Station], able: Callable[[Station], bool], tie: int
+) -> Station | None:
+    """Return the one that the tie decides for, of those that are able to."""
+    found, least = None, 0
+    for station in stations:
+        rank = station.tie ^ tie
+        if (found is None or rank < least) and able(station):
+            found, least = station, rank
+    return found
 
 
 def _on_some(draft: Draft, circle: Circle) -> bool:
