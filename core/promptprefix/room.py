@@ -183,13 +183,16 @@ class _Search:
     def clearable(self, shelf: Shelf) -> tuple[Station, Sequence[Claimant]] | None:
         """Return a pod on which others of lower priority can make room, and who they are.
 
-        On the ``shelf`` those come first whose holders are the least important.
+        None has room as it is. On the ``shelf`` those come first whose holders are the least
+        important.
         """
         priority, least = self.draft.priority, self.least
         ways = []
         with closing(shelf.in_order()) as stations:
             for station in stations:
                 ledger = station.ledger
+                if ledger.lowest >= priority:
+                    break
                 if station in self._taken or ledger.room(priority) < least:
                     continue
                 victims = ledger.victims(self.draft.footprint(station), priority)
