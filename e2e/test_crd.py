@@ -139,7 +139,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], tuple[str, str]], ...] = (
     ("no model", {"model": None}, ("spec.model", "Required value")),
     ("empty model", {"model": ""}, ("spec.model", "at least 1 chars long")),
     ("no pods", {"pods": None}, ("spec.pods", "Required value")),
-    ("no selector", {"pods": {}}, ("spec.pods.selector", "Required value")),
     ("empty selector", {"pods": selector()}, EMPTY_SELECTOR),
     ("empty labels", {"pods": selector(matchLabels={}, matchExpressions=[])}, EMPTY_SELECTOR),
     (

@@ -98,6 +98,9 @@ def test_the_picker_is_told_of_its_door(monkeypatch: pytest.MonkeyPatch) -> None
         ("engineIntervalMs", 0, "engine_interval_ms"),
         ("maxTextBytes", 0, "max_text_bytes"),
         ("tenantHeader", "x-tenant", "tenant_header"),
+        ("shedding.saturatedAt", 7, "saturated_at"),
+        ("shedding.objectives", ["a", "b"], "sheddable_objectives"),
+        ("shedding.header", "x-objective", "objective_header"),
     ],
 )
 def test_what_decides_is_set_as_in_the_other_mode(
@@ -106,7 +109,8 @@ def test_what_decides_is_set_as_in_the_other_mode(
     spec = pods(changed(GATEWAY, f"router.{path}", value))["promptprefix-router"]
     for key, given in environment(container(spec, "picker")).items():
         monkeypatch.setenv(key, given)
-    assert getattr(RouterSettings(), field) == value
+    given = ",".join(value) if isinstance(value, list) else value
+    assert getattr(RouterSettings(), field) == given
 
 
 def test_a_certificate_of_its_own_needs_no_secret() -> None:

@@ -26,6 +26,17 @@ class Case:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class OverloadCase:
+    """A request while all engines are saturated: what comes of it, and the match if it is shed."""
+
+    name: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+    status: int = 429
+    match: str = "undeclared"
+
+
 def _json(body: object) -> bytes:
     return json.dumps(body).encode()
 
@@ -105,4 +116,30 @@ CASES = (
     _command("twice", b'{"vllm_xargs":{"promptprefix":"x"},"vllm_xargs":{}}'),
     _command("another field", b'{"kv_transfer_params":{"promptprefix":"x"}}'),
     _command("UTF-16", '{"vllm_xargs":{"promptprefix":"x"}}'.encode("utf-16")),
+)
+
+_OBJECTIVE = "x-gateway-inference-objective"
+_BATCH = ((_OBJECTIVE, "batch"),)
+
+OVERLOAD_CASES = (
+    OverloadCase("no objective", (), status=200),
+    OverloadCase("another objective", ((_OBJECTIVE, "chat"),), status=200),
+    OverloadCase("an empty objective", ((_OBJECTIVE, ""),), status=200),
+    OverloadCase("part of a name", ((_OBJECTIVE, "batches"),), status=200),
+    OverloadCase("sheddable", _BATCH),
+    OverloadCase("the other sheddable one", ((_OBJECTIVE.upper(), "bulk"),)),
+    OverloadCase("declared", _BATCH, _json(declared()), match="fingerprint"),
+    OverloadCase("named", (*_BATCH, *_NAMED.items()), match="header"),
+    OverloadCase("another one beside it", (*_BATCH, (_OBJECTIVE, "chat"))),
+    OverloadCase("another one before it", ((_OBJECTIVE, "chat"), *_BATCH)),
+    OverloadCase("another one in the same line", ((_OBJECTIVE, "chat, batch"),)),
+    OverloadCase(
+        "too long to be read", _BATCH, _json(undeclared("x" * 2_000_000)), match="partial"
+    ),
+    OverloadCase("malformed", _BATCH, b"{", match="malformed"),
+    OverloadCase("a command", _BATCH, b'{"vllm_xargs":{"promptprefix":"x"}}', 403, "command"),
+    OverloadCase(
+        "no model", _BATCH, _json({"messages": undeclared()["messages"]}), match="malformed"
+    ),
+    OverloadCase("no such model", _BATCH, _json({**undeclared(), "model": "x"})),
 )

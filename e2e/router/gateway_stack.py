@@ -18,7 +18,7 @@ from e2e.exposition import total
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
 from e2e.router.gateway_envoy import WAYS, gateway_bootstrap
-from e2e.router.stack import NOBODY, TENANT, free_ports
+from e2e.router.stack import NOBODY, SATURATED_AT, TENANT, free_ports
 from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint, RoutePrefix
 
@@ -88,6 +88,9 @@ class GatewayStack:
             "GATEWAY_HOST": "127.0.0.1",
             "GATEWAY_PORT": self.gateway_port,
             "GATEWAY_DRAIN_S": 1,
+            "ENGINE_INTERVAL_MS": 50,
+            "SATURATED_AT": SATURATED_AT,
+            "SHEDDABLE_OBJECTIVES": "bulk,batch",
             "METRICS_HOST": "127.0.0.1",
             "METRICS_PORT": self.metrics_port,
             **self.settings,

@@ -32,6 +32,7 @@ MODEL = "fake/model"
 NOBODY = 65534
 START_S = 20.0
 DECISION_TIMEOUT_MS = 2000
+SATURATED_AT = 40
 
 
 def free_ports(count: int) -> list[int]:
@@ -108,6 +109,8 @@ class RouterStack:
             "HEALTH_INTERVAL_S": 0.2,
             "LOAD_INTERVAL_MS": 20,
             "ENGINE_INTERVAL_MS": 50,
+            "SATURATED_AT": SATURATED_AT,
+            "SHEDDABLE_OBJECTIVES": "bulk,batch",
         }
         return {
             **os.environ,

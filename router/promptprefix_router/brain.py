@@ -114,7 +114,8 @@ def _chooser(
     precise: PreciseParts | None,
 ) -> Chooser:
     blocks = None if precise is None else precise.blocks
-    chooser = Chooser(ledger, history, settings.cost, time.monotonic, blocks)
+    saturated_at = settings.shedding.saturated_at
+    chooser = Chooser(ledger, history, settings.cost, time.monotonic, blocks, saturated_at)
     if precise is not None:
         precise.serve(chooser)
     return chooser

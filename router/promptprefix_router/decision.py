@@ -11,6 +11,7 @@ from promptprefix_router.control.routes import Endpoint
 from promptprefix_router.matching.matcher import MatchKind
 from promptprefix_router.rewriting.rewriter import Rewriting
 
+TOO_MANY_REQUESTS = 429
 COMMAND = "command"
 """What stands for the kind of match of a request that is refused before it is matched."""
 
@@ -21,6 +22,7 @@ class Refusal:
 
     status: int
     body: bytes = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,21 @@ class Decision:
         return ",".join(each.address for each in (self.endpoint, *self.fallbacks))
 
 
-def _refusal(status: int, code: str, message: str, param: str | None = None) -> Refusal:
+def _refusal(
+    status: int,
+    code: str,
+    message: str,
+    param: str | None = None,
+    headers: tuple[tuple[str, str], ...] = (),
+) -> Refusal:
+    kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {
         "message": message,
-        "type": "invalid_request_error" if status < 500 else "service_unavailable_error",
+        "type": "rate_limit_error" if status == TOO_MANY_REQUESTS else kind,
         "param": param,
         "code": code,
     }
-    return Refusal(status, json.dumps({"error": error}).encode())
+    return Refusal(status, json.dumps({"error": error}).encode(), headers)
 
 
 COMMAND_REFUSED = Decision(
@@ -85,6 +94,17 @@ SALT_UNKNOWN = Decision(
     ),
 )
 """Envoy's fence around tenants' requests answers for the router's own door."""
+
+SATURATED = tuple(
+    _refusal(
+        TOO_MANY_REQUESTS,
+        "saturated",
+        "All engines are busy, and this request may be refused then: send it again later.",
+        headers=(("retry-after", str(seconds)),),
+    )
+    for seconds in (2, 3, 4, 5)
+)
+"""Given in turns, so that those who are refused together don't come back together."""
 
 TOO_LONG_FOR_SALT = _refusal(
     413,

@@ -158,7 +158,9 @@ async def _standalone_door(
 
 
 async def _decision_door(settings: RouterSettings, picker: Picker) -> asyncio.Server:
-    answer = ExtAuthz(picker, settings.max_request_bytes, settings.tenant_header).answer
+    answer = ExtAuthz(
+        picker, settings.max_request_bytes, settings.tenant_header, settings.shedding
+    ).answer
     most = settings.max_request_bytes + BODY_SLACK
     if settings.decision_socket is not None:
         return await open_local_door(answer, settings.decision_socket, most)
@@ -180,7 +182,7 @@ async def _gateway_door(settings: RouterSettings, brain: Brain) -> AsyncIterator
 
 def _publisher(settings: RouterSettings, metrics: RouterMetrics) -> EnvoyPublisher:
     folder = settings.envoy_dir
-    routes = RoutesFile(folder, settings.tenant_header)
+    routes = RoutesFile(folder, settings.tenant_header, settings.shedding.header)
     return EnvoyPublisher(EndpointsFile(folder), routes, metrics)
 
 

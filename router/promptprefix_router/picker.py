@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import cycle
 from typing import NamedTuple, Protocol
 
 from promptprefix_router.choosing.chooser import Chooser, Outcome
@@ -12,6 +13,7 @@ from promptprefix_router.control.routes import Routes
 from promptprefix_router.decision import (
     COMMAND_REFUSED,
     SALT_UNKNOWN,
+    SATURATED,
     SEVERAL_TENANTS,
     TOO_LONG_FOR_SALT,
     UNREADABLE_FOR_SALT,
@@ -47,8 +49,8 @@ class _Considered(NamedTuple):
 class Picker:
     """Decides in memory and at once, but for the tokens of some prompts; never fails.
 
-    Refuses nothing but engine commands, requests that name several tenants, and bodies that can't
-    get the cache salt that they must.
+    Refuses nothing but engine commands, requests that name several tenants, bodies that can't get
+    the cache salt that they must, and under overload requests that are sheddable.
 
     ``observe`` is told of each request that goes on as it is, and what it stands for. Without
     ``tokens`` nothing is ever waited for.
@@ -74,6 +76,7 @@ class Picker:
         self._observe = observe
         self._tokens = tokens
         self._routes = Routes()
+        self._saturated = cycle(SATURATED)
 
     @property
     def routes(self) -> Routes:
@@ -152,6 +155,8 @@ class Picker:
             return Decision(Outcome.REFUSED, match.kind, refusal=TOO_LONG_FOR_SALT)
         except UnreadableError:
             return Decision(Outcome.REFUSED, match.kind, refusal=UNREADABLE_FOR_SALT)
+        if question.sheddable and self._chooser.saturated(question, match):
+            return Decision(Outcome.SHED, match.kind, refusal=next(self._saturated))
         if plan.result is not None:
             self._metrics.rewrote(plan.result)
         if match.cause:

@@ -13,9 +13,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from promptprefix_router.choosing.chooser import UndeclaredMode
 from promptprefix_router.choosing.cost import CostKnobs
+from promptprefix_router.shedding import NO_SHEDDING, Shedding
 
 _TAKEN_HEADERS = ("host", "connection", "authorization", "cookie", "content-length", "content-type")
 _TAKEN_PREFIXES = ("x-envoy-", "x-gateway-", "x-promptprefix")
+_TAKEN_BY_STEERING = ("x-envoy-", "x-gateway-destination-endpoint", "x-promptprefix")
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
@@ -94,6 +96,14 @@ class RouterSettings(BaseSettings):
     load_slack: int = Field(default=CostKnobs.load_slack, ge=1, le=100_000)
     """An endpoint that has some of a prompt cached may have as many active requests as
     `load_factor` times the mean of its model's endpoints, and so many more."""
+    saturated_at: int = Field(default=0, ge=0, le=1_000_000)
+    """An endpoint with so many active requests is saturated; 0: none is, and nothing is shed."""
+    sheddable_objectives: str = Field(default="", max_length=4096)
+    """Objectives, behind commas, whose requests are refused while all endpoints are saturated."""
+    objective_header: str = Field(
+        default="x-gateway-inference-objective", max_length=64, pattern=r"^[a-z0-9][-a-z0-9]*$"
+    )
+    """Header in which what stands in front says a request's objective."""
     load_interval_ms: int = Field(default=100, ge=10, le=10_000)
     """Time between two readings of Envoy's active requests."""
     engine_interval_ms: int = Field(default=1000, ge=0, le=60_000)
@@ -116,6 +126,15 @@ class RouterSettings(BaseSettings):
         return None if self.decision_port else self.envoy_dir / "picker.sock"
 
     @property
+    def shedding(self) -> Shedding:
+        """What is refused under overload."""
+        named = (name.strip() for name in self.sheddable_objectives.split(","))
+        objectives = frozenset(name for name in named if name)
+        if not self.saturated_at or not objectives:
+            return NO_SHEDDING
+        return Shedding(self.objective_header, objectives, self.saturated_at)
+
+    @property
     def admin_host(self) -> str:
         """Address of Envoy's admin listener."""
         return urlsplit(self.envoy_admin).hostname or ""
@@ -130,6 +149,13 @@ class RouterSettings(BaseSettings):
     def _not_taken(cls, name: str) -> str:
         if name in _TAKEN_HEADERS or name.startswith(_TAKEN_PREFIXES):
             raise ValueError("must be a header of its own, such as x-tenant")
+        return name
+
+    @field_validator("objective_header")
+    @classmethod
+    def _is_no_other(cls, name: str) -> str:
+        if name in _TAKEN_HEADERS or name.startswith(_TAKEN_BY_STEERING):
+            raise ValueError("must be a header of its own, such as x-gateway-inference-objective")
         return name
 
     @model_validator(mode="after")

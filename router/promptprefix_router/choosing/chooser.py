@@ -58,6 +58,8 @@ class Outcome(StrEnum):
     """Nothing is known of the prompt; the least loaded endpoint."""
     UNROUTED = "unrouted"
     """No ready endpoint is known to serve the model: Envoy chooses by itself."""
+    SHED = "shed"
+    """A sheddable request, while every endpoint that could take it is saturated."""
     REFUSED = "refused"
     """An engine command, several tenants, or a cache salt that can't be set."""
 
@@ -151,7 +153,8 @@ class Chooser:
     loads chooses alike; only requests of whose prompt nothing is known take turns.
 
     ``history`` is None in the mode `UndeclaredMode.LEAST_LOAD`, ``blocks`` only in the mode
-    `UndeclaredMode.PRECISE` not. ``clock`` is monotonic seconds.
+    `UndeclaredMode.PRECISE` not. ``clock`` is monotonic seconds. With ``saturated_at`` active
+    requests an endpoint is saturated; 0: none ever is.
     """
 
     def __init__(
@@ -161,12 +164,14 @@ class Chooser:
         knobs: CostKnobs,
         clock: Callable[[], float],
         blocks: PodBlocks | None = None,
+        saturated_at: int = 0,
     ) -> None:
         self._blocks = blocks
         self._ledger = ledger
         self._history = history
         self._knobs = knobs
         self._clock = clock
+        self._saturated_at = saturated_at
         self._pool = Pool()
         self._turn = -1
 
@@ -186,6 +191,15 @@ class Chooser:
         seat = self._pool.seats.get(address)
         if self._history is not None and seat is not None:
             self._history.forget(seat)
+
+    def saturated(self, question: Question, match: Match) -> bool:
+        """Whether all that could take a request are; without a known model any could."""
+        if not self._saturated_at:
+            return False
+        self._ledger.forget_ended()
+        able = self._candidates(question, match)
+        able = able or self._allowed(self._pool.any_ready, question)
+        return bool(able) and not able & self._ledger.below(self._saturated_at)
 
     def choose(
         self, question: Question, match: Match, prompt: PromptTokens | None = None
@@ -211,7 +225,9 @@ class Chooser:
         return Choice(outcome, chosen, tuple(fallbacks), reason)
 
     def _candidates(self, question: Question, match: Match) -> int:
-        ready = self._pool.ready(match.model)
+        return self._allowed(self._pool.ready(match.model), question)
+
+    def _allowed(self, ready: int, question: Question) -> int:
         if question.subset is not None:
             ready &= self._pool.mask(question.subset)
         return ready & ~self._ledger.unhealthy or ready

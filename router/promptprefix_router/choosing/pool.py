@@ -57,6 +57,14 @@ class Pool:
         """Return the mask of the ready endpoints that serve ``model``; 0 for an unknown one."""
         return self._ready.get(model, 0) if model is not None else 0
 
+    @property
+    def any_ready(self) -> int:
+        """The mask of all ready endpoints, whatever they serve."""
+        mask = 0
+        for seats in self._ready.values():
+            mask |= seats
+        return mask
+
     def warm(self, digests: Iterable[str]) -> int:
         """Return the mask of the endpoints that hold any of ``digests`` warm."""
         mask = 0

@@ -16,6 +16,7 @@ from promptprefix_router.header_names import (
 from promptprefix_router.matching.matcher import Question
 from promptprefix_router.picker import Picker
 from promptprefix_router.rewriting.rewriter import UNCHANGED
+from promptprefix_router.shedding import NO_SHEDDING, Shedding
 
 PARTIAL_HEADER = "x-envoy-auth-partial-body"
 
@@ -33,10 +34,18 @@ class ExtAuthz:
     ``tenant_header`` names the header that says the tenant; empty without one.
     """
 
-    def __init__(self, picker: Picker, max_request_bytes: int, tenant_header: str = "") -> None:
+    def __init__(
+        self,
+        picker: Picker,
+        max_request_bytes: int,
+        tenant_header: str = "",
+        shedding: Shedding = NO_SHEDDING,
+    ) -> None:
         self._picker = picker
         self._max_request_bytes = max_request_bytes
         self._tenant_header = tenant_header.encode()
+        self._shedding = shedding
+        self._objective_header = shedding.header.encode()
         self._permit = lru_cache(PERMITS)(_permit)
 
     def answer(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
@@ -56,7 +65,8 @@ class ExtAuthz:
             # Envoy takes an error for no answer: what has no mark ends at its fence, as a 503.
             return self._permit(decision.summary, "", "")
         if decision.refusal is not None:
-            return HttpResponse(decision.refusal.status, (_JSON,), decision.refusal.body)
+            told = (_JSON, (DECISION_HEADER, decision.summary), *decision.refusal.headers)
+            return HttpResponse(decision.refusal.status, told, decision.refusal.body)
         return self._permit(decision.summary, decision.destination, self._mark(request, decision))
 
     def _mark(self, request: HttpRequest, decision: Decision) -> str:
@@ -74,6 +84,7 @@ class ExtAuthz:
     def _question(self, request: HttpRequest) -> Question:
         name = request.headers.get(_PREFIX)
         tenant = request.headers.get(self._tenant_header, b"")
+        objective = request.headers.get(self._objective_header, b"")
         # Envoy calls a body whole that it cut exactly at the limit.
         cut = len(request.body) >= self._max_request_bytes
         return Question(
@@ -82,6 +93,7 @@ class ExtAuthz:
             partial=cut or request.headers.get(_PARTIAL) == b"true",
             prefix_name=name.decode("latin-1") if name else None,
             tenant=tenant.decode("latin-1"),
+            sheddable=self._shedding.covers(objective.decode("latin-1")),
         )
 
 

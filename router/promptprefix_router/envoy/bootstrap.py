@@ -58,7 +58,7 @@ def write_bootstrap(settings: RouterSettings, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     EndpointsFile(folder).create()
-    RoutesFile(folder, settings.tenant_header).create()
+    RoutesFile(folder, settings.tenant_header, settings.shedding.header).create()
     path = folder / BOOTSTRAP_FILE
     WatchedFile(path).write(json.dumps(bootstrap(settings, folder), indent=1).encode() + b"\n")
     return path

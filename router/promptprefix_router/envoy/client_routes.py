@@ -38,14 +38,18 @@ _HEADER_INPUT = "type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatc
 _RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 
 
-def route_configuration(named: Sequence[HeaderRoute] = (), tenant_header: str = "") -> EnvoyConfig:
+def route_configuration(
+    named: Sequence[HeaderRoute] = (), tenant_header: str = "", objective_header: str = ""
+) -> EnvoyConfig:
     """Return the routes of clients; ``named`` are those by header, resolved by Envoy alone.
 
-    ``tenant_header`` names the header that says the tenant; empty without one.
+    ``tenant_header`` names the header that says the tenant, ``objective_header`` the one that says
+    the objective; empty without one.
     """
     host = {"name": CLIENT_ROUTES, "domains": ["*"], "retry_policy": _retry_policy()}
     rest = _ordinary(tenant_header)
-    found = {"matcher": _by_header(named, tenant_header, rest)} if named else {"routes": rest}
+    seen = [header for header in (tenant_header, objective_header) if header]
+    found = {"matcher": _by_header(named, seen, rest)} if named else {"routes": rest}
     return {
         "@type": f"{_ROUTE}.RouteConfiguration",
         "name": CLIENT_ROUTES,
@@ -54,11 +58,12 @@ def route_configuration(named: Sequence[HeaderRoute] = (), tenant_header: str = 
 
 
 def _by_header(
-    named: Sequence[HeaderRoute], tenant_header: str, rest: Sequence[EnvoyConfig]
+    named: Sequence[HeaderRoute], seen: Sequence[str], rest: Sequence[EnvoyConfig]
 ) -> EnvoyConfig:
     """Return how names are resolved: by one look-up; a request without a known one goes on.
 
-    So does one that has a tenant: a salt may be due, which goes into the body.
+    So does one with a header of ``seen``. For a tenant a salt may be due, which goes into the body;
+    an objective may be sheddable.
     """
     tree = {
         "input": _header_input(PREFIX_HEADER),
@@ -71,8 +76,9 @@ def _by_header(
         for match in ({"exact": path}, {"prefix": f"{path}?"})
     ]
     predicate: EnvoyConfig = {"or_matcher": {"predicate": on_path}}
-    if tenant_header:
-        predicate = {"and_matcher": {"predicate": [_without_header(tenant_header), predicate]}}
+    if seen:
+        without = [_without_header(header) for header in seen]
+        predicate = {"and_matcher": {"predicate": [*without, predicate]}}
     only_picked = {
         "predicate": predicate,
         "on_match": {"matcher": {"matcher_tree": tree}},

@@ -93,7 +93,8 @@ def _health() -> EnvoyConfig:
 
 
 def _ask_picker(name: str, settings: RouterSettings) -> EnvoyConfig:
-    shown = [header for header in (PREFIX_HEADER, settings.tenant_header) if header]
+    headers = (PREFIX_HEADER, settings.tenant_header, settings.shedding.header)
+    shown = [header for header in headers if header]
     return {
         "name": name,
         "typed_config": {

@@ -15,12 +15,13 @@ ROUTES_FILE = "routes.json"
 class RoutesFile:
     """Writes the routes when they change.
 
-    ``tenant_header`` names the header that says a request's tenant; empty without one.
+    ``tenant_header`` names the header that says a request's tenant, ``objective_header`` the one
+    that says its objective; empty without one.
     """
 
-    def __init__(self, folder: Path, tenant_header: str = "") -> None:
+    def __init__(self, folder: Path, tenant_header: str = "", objective_header: str = "") -> None:
         self._file = WatchedFile(folder / ROUTES_FILE)
-        self._tenant_header = tenant_header
+        self._headers = (tenant_header, objective_header)
 
     def create(self) -> bool:
         """Make a file without names unless there is one; return whether it was made."""
@@ -32,4 +33,4 @@ class RoutesFile:
 
     def render(self, named: Sequence[HeaderRoute]) -> bytes:
         """Return an Envoy discovery response whose routes let it resolve ``named``."""
-        return discovery_response(route_configuration(named, self._tenant_header))
+        return discovery_response(route_configuration(named, *self._headers))

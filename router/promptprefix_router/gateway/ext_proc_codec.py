@@ -34,6 +34,7 @@ from promptprefix_router.gateway.ext_proc_messages import (
     ProcessingResponse,
 )
 from promptprefix_router.header_names import DECISION_HEADER, DESTINATION_HEADER, PREFIX_HEADER
+from promptprefix_router.shedding import NO_SHEDDING, Shedding
 
 DESTINATION_NAMESPACE = "envoy.lb"
 LENGTH_HEADER = "content-length"
@@ -45,7 +46,7 @@ _OVERWRITE = 2
 """``OVERWRITE_IF_EXISTS_OR_ADD`` of Envoy's ``HeaderAppendAction``."""
 
 
-def decode(raw: bytes, tenant_header: str = "") -> Event | None:
+def decode(raw: bytes, tenant_header: str = "", shedding: Shedding = NO_SHEDDING) -> Event | None:
     """Read a ``ProcessingRequest``; None for one that asks nothing. Raises `ProtocolError`.
 
     ``tenant_header`` names the header that says the tenant; empty without one.
@@ -62,7 +63,7 @@ def decode(raw: bytes, tenant_header: str = "") -> Event | None:
         body = message.response_body
         return ResponseBody(body.body, body.end_of_stream)
     if message.HasField("request_headers"):
-        return _request_head(message, tenant_header)
+        return _request_head(message, tenant_header, shedding)
     if message.HasField("response_headers"):
         return ResponseHead(_text(_metadata(message, DESTINATION_NAMESPACE, SERVED_KEY)))
     if message.HasField("request_trailers"):
@@ -93,9 +94,9 @@ def _written(answer: Answer) -> bytes:
 _known = lru_cache(maxsize=1024)(_written)
 
 
-def _request_head(message: Message, tenant_header: str) -> RequestHead:
+def _request_head(message: Message, tenant_header: str, shedding: Shedding) -> RequestHead:
     path, name, has_length, forged = "", None, False, []
-    tenants = []
+    tenants, sheddable = [], False
     for header in message.request_headers.headers.headers:
         key = header.key
         if key == ":path":
@@ -105,6 +106,8 @@ def _request_head(message: Message, tenant_header: str) -> RequestHead:
             name = name or _value(header)
         elif key == tenant_header:
             tenants.append(_value(header))
+        elif key == shedding.header:
+            sheddable = sheddable or shedding.covers(_value(header))
         elif key == LENGTH_HEADER:
             has_length = True
         elif key.startswith(DESTINATION_HEADER) and key != DESTINATION_HEADER:
@@ -113,6 +116,7 @@ def _request_head(message: Message, tenant_header: str) -> RequestHead:
         path=path,
         prefix_name=name or None,
         tenant=",".join(tenants),
+        sheddable=sheddable,
         end_of_stream=message.request_headers.end_of_stream,
         modes=_modes(message),
         subset=_subset(message),
@@ -221,7 +225,9 @@ def _telling(decision: str | None) -> dict[str, object]:
 
 
 def _refusal(answer: Refused) -> Message:
-    headers = _set_headers(("content-type", "application/json"), (DECISION_HEADER, answer.decision))
+    headers = _set_headers(
+        ("content-type", "application/json"), (DECISION_HEADER, answer.decision), *answer.headers
+    )
     return ProcessingResponse(
         immediate_response={
             "status": {"code": answer.status},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -11,13 +12,14 @@ import grpc.aio
 
 from promptprefix_router.decision import Decision
 from promptprefix_router.gateway.ext_proc_codec import decode, encode
-from promptprefix_router.gateway.ext_proc_events import Answer
+from promptprefix_router.gateway.ext_proc_events import Answer, Event
 from promptprefix_router.gateway.ext_proc_exchange import Exchange, ProtocolError, Steps
 from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway.gateway_picker import GatewayPicker
 from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
 from promptprefix_router.gateway.hold_budget import HoldBudget
 from promptprefix_router.gateway.open_requests import OpenRequests
+from promptprefix_router.shedding import NO_SHEDDING, Shedding
 
 BODY_PATIENCE_S = 10.0
 """How long a full-duplex body is held for a client that sends it slowly."""
@@ -36,13 +38,14 @@ class ExtProcDoor:
         limit: int,
         patience_s: float,
         tenant_header: str = "",
+        shedding: Shedding = NO_SHEDDING,
     ) -> None:
         self._picker = picker
         self._requests = requests
         self._budget = budget
         self._limit = limit
         self._patience_s = patience_s
-        self._tenant_header = tenant_header
+        self._decode = partial(decode, tenant_header=tenant_header, shedding=shedding)
         self._talks: set[_Talk] = set()
         self._draining = False
 
@@ -70,12 +73,7 @@ class ExtProcDoor:
     async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
         exchange = Exchange(self._picker, self._limit, self._budget)
         talk = _Talk(
-            exchange,
-            self._picker,
-            context,
-            self._requests,
-            self._patience_s,
-            self._tenant_header,
+            exchange, self._picker, context, self._requests, self._patience_s, self._decode
         )
         self._talks.add(talk)
         end = "cancelled"
@@ -102,14 +100,14 @@ class _Talk:
         context: _Context,
         requests: OpenRequests,
         patience_s: float,
-        tenant_header: str,
+        read: Callable[[bytes], Event | None],
     ) -> None:
         self._exchange = exchange
         self._picker = picker
         self._context = context
         self._requests = requests
         self._patience_s = patience_s
-        self._tenant_header = tenant_header
+        self._decode = read
         self._task = asyncio.current_task()
         self._reading = False
         self._ended = False
@@ -125,7 +123,7 @@ class _Talk:
                 return "drained"
             if raw is grpc.aio.EOF:
                 return "finished"
-            event = decode(raw, self._tenant_header)
+            event = self._decode(raw)
             if event is None:
                 continue
             if self._hurried is not None:

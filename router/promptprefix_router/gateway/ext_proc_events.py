@@ -40,6 +40,7 @@ class RequestHead:
     path: str = ""
     prefix_name: str | None = None
     tenant: str = ""
+    sheddable: bool = False
     end_of_stream: bool = False
     modes: BodyModes | None = None
     subset: frozenset[str] | None = None
@@ -156,6 +157,7 @@ class Refused:
     status: int
     body: bytes
     decision: str
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 Answer: TypeAlias = (

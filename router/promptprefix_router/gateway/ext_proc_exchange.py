@@ -246,13 +246,14 @@ class Exchange:
         """Have it decided, and put the decision in ``answer`` unless it is a refusal."""
         head = self._head
         question = Question(
-            head.path, body, partial, head.prefix_name, tenant=head.tenant, subset=head.subset
+            head.path, body, partial, head.prefix_name, head.tenant, head.subset, head.sheddable
         )
         self._phase = _Phase.DECIDING
         self.decision = decision = yield question
         if decision.refusal is not None:
             self._phase = _Phase.REFUSED
-            return Refused(decision.refusal.status, decision.refusal.body, decision.summary)
+            refusal = decision.refusal
+            return Refused(refusal.status, refusal.body, decision.summary, refusal.headers)
         self._phase = _Phase.STEERED
         return answer(Steering(decision.destination, head.forged))
 

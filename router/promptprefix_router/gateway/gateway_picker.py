@@ -71,6 +71,7 @@ class GatewayPicker:
             question.prefix_name,
             question.tenant,
             _allowed(self._picker.routes.endpoints, question.subset),
+            question.sheddable,
         )
 
     async def _completed_later(self, asked: Question, decision: Awaitable[Decision]) -> Decision:

@@ -62,6 +62,7 @@ class GatewayServer:
             settings.max_request_bytes,
             patience_s,
             settings.tenant_header,
+            settings.shedding,
         )
         self._metrics = GatewayMetrics(
             metrics.registry, lambda: self._door.open, lambda: budget.held

@@ -54,6 +54,7 @@ class Question:
     """What a door asks: a request of a client, its body whole or only its first part.
 
     ``subset`` are the addresses (``ip:port``) that a gateway allows; None allows all.
+    ``sheddable``: it may be refused under overload.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Question:
     prefix_name: str | None = None
     tenant: str = ""
     subset: frozenset[str] | None = None
+    sheddable: bool = False
     escaped: bool = field(init=False, repr=False, compare=False)
     """What `has_escaped_letters` says of the body: several ask for it, and it takes a while."""
 

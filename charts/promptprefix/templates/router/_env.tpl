@@ -32,6 +32,12 @@
   value: {{ $values.loadFactor | quote }}
 - name: PROMPTPREFIX_LOAD_SLACK
   value: {{ int64 $values.loadSlack | quote }}
+- name: PROMPTPREFIX_SATURATED_AT
+  value: {{ int64 $values.shedding.saturatedAt | quote }}
+- name: PROMPTPREFIX_SHEDDABLE_OBJECTIVES
+  value: {{ join "," $values.shedding.objectives | quote }}
+- name: PROMPTPREFIX_OBJECTIVE_HEADER
+  value: {{ $values.shedding.header | quote }}
 - name: PROMPTPREFIX_ENGINE_INTERVAL_MS
   value: {{ int64 $values.engineIntervalMs | quote }}
 {{- if include "promptprefix.gateway" .root }}
