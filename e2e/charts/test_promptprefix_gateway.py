@@ -88,6 +88,7 @@ def test_the_picker_is_told_of_its_door(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
+        ("workers", 3, "workers"),
         ("undeclaredMode", "least-load", "undeclared_mode"),
         ("preciseMaxBlocks", 7, "precise_max_blocks"),
         ("preciseTimeoutMs", 7, "precise_timeout_ms"),

@@ -204,6 +204,7 @@ REFUSED: list[tuple[str, object]] = [
     ("router/additionalTenants/0", ["a" * 44]),
     ("router/replicas", 0),
     ("router/tenantHeader", "X-Team"),
+    ("router/workers", 0),
     ("router/maxRequestBytes", 100),
     ("router/maxConnections", 0),
     ("router/decisionTimeoutMs", 0),

@@ -48,6 +48,7 @@ class FakeControl:
     """Number of the revision that the last question named."""
     matches: list[Match] = field(default_factory=list)
     blocks_keys: tuple[BlocksKey, ...] = ()
+    reports: list[MatchReport] = field(default_factory=list)
     contents: dict[str, Payload] = field(default_factory=dict)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _runner: web.AppRunner | None = None
@@ -125,6 +126,7 @@ class FakeControl:
             return web.Response(status=401)
         report = MatchReport.model_validate_json(await request.read())
         self.matches += report.matches
+        self.reports.append(report)
         return web.json_response(text=MatchAnswer(term=1).model_dump_json())
 
     async def _content(self, request: web.Request) -> web.Response:

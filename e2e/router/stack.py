@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,8 @@ class RouterStack:
     )
     picker: Process | None = None
     envoy: Process | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings beside the usual ones, of picker and Envoy."""
 
     def __post_init__(self) -> None:
         """Choose ports."""
@@ -111,6 +113,7 @@ class RouterStack:
             "ENGINE_INTERVAL_MS": 50,
             "SATURATED_AT": SATURATED_AT,
             "SHEDDABLE_OBJECTIVES": "bulk,batch",
+            **self.settings,
         }
         return {
             **os.environ,

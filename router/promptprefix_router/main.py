@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,6 +52,9 @@ from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.rewriting.rewrite_door import RewriteDoor
 from promptprefix_router.settings import RouterSettings
+from promptprefix_router.workers.process import supervise
+from promptprefix_router.workers.supervisor import LEADER
+from promptprefix_router.workers.worker_link import answer_parent
 
 BAD_USAGE = 2
 REWRITE_GRACE_S = 1.0
@@ -68,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config.add_argument("--output", type=Path, help="folder that Envoy reads")
     ending = commands.add_parser("drain", help="let Envoy drain before it is stopped")
     ending.add_argument("--seconds", type=float, required=True, help="how long it goes on serving")
+    worker = commands.add_parser("worker", help="one of several pickers; the picker runs them")
+    worker.add_argument("--number", type=int, required=True)
+    worker.add_argument("--descriptor", type=int, required=True, help="socket of its parent")
     options = parser.parse_args(arguments)
     try:
         settings = RouterSettings()
@@ -84,16 +91,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_USAGE
     _configure_logs(settings.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    uvloop.run(serve(settings))
+    if options.command == "worker":
+        uvloop.run(serve(settings, Place(options.number, options.descriptor)))
+    elif settings.workers > 1:
+        return uvloop.run(_serve_by_workers(settings))
+    else:
+        uvloop.run(serve(settings))
     return 0
 
 
-async def serve(settings: RouterSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used."""
-    brain = Brain.of(settings, lambda: not pool.empty)
+@dataclass(frozen=True)
+class Place:
+    """A worker's number, and the socket over which its parent asks it."""
+
+    number: int
+    descriptor: int
+
+
+async def _serve_by_workers(settings: RouterSettings) -> int:
+    return await supervise(settings, _stop_signal())
+
+
+async def serve(settings: RouterSettings, place: Place | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises `OSError` if a port or the folder can't be used.
+
+    With a ``place`` it is one of several; the leader of them looks after what is there once.
+    """
+    leads = place is None or place.number == LEADER
+    known_before = not leads and not EndpointsFile(settings.envoy_dir).empty
+    brain = Brain.of(settings, lambda: known_before or not pool.empty)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
         door = _gateway_door(settings, brain)
+    elif place is not None and not leads:
+        pool = PoolMemory()
+        door = _standalone_door(settings, brain, None, place.number)
     else:
         pool = publisher = _publisher(settings, brain.metrics)
         door = _standalone_door(settings, brain, publisher)
@@ -117,14 +149,17 @@ async def serve(settings: RouterSettings) -> None:
     try:
         async with _running(*works), door:
             # Who asks for the health learns that the door is open; it is told to the very end.
-            exposition = await open_door(
-                _exposition(brain), settings.metrics_host, settings.metrics_port, public=True
-            )
+            if place is not None:
+                await answer_parent(_exposition(brain), place.descriptor, stop.set)
+            else:
+                exposition = await open_door(
+                    _exposition(brain), settings.metrics_host, settings.metrics_port, public=True
+                )
             structlog.get_logger("picker").info("ready", tenant=settings.tenant, door=settings.door)
             # What lives for ever need not be looked at by each collection.
             gc.freeze()
             await stop.wait()
-        await reporter.farewell()
+        await reporter.farewell(leaving=leads)
     finally:
         if exposition is not None:
             exposition.close()
@@ -132,20 +167,33 @@ async def serve(settings: RouterSettings) -> None:
 
 @asynccontextmanager
 async def _standalone_door(
-    settings: RouterSettings, brain: Brain, publisher: EnvoyPublisher
+    settings: RouterSettings, brain: Brain, publisher: EnvoyPublisher | None, worker: int = LEADER
 ) -> AsyncIterator[None]:
-    """Answer the Envoy beside the picker, tell it names, and read its load and counts."""
+    """Answer the Envoy beside the picker, tell it names, and read its load and counts.
+
+    Without a ``publisher`` another process tells names and reads counts.
+    """
     picker, ledger, metrics = brain.picker, brain.ledger, brain.metrics
-    decisions = await _decision_door(settings, picker)
-    rewrites = RewriteDoor(picker, metrics, settings.max_request_bytes, settings.tenant_header)
+    decisions = await _decision_door(settings, picker, worker)
+    rewrites = RewriteDoor(
+        picker,
+        metrics,
+        settings.max_request_bytes,
+        settings.tenant_header,
+        shared=settings.workers > 1,
+    )
     await rewrites.start(settings.decision_host, settings.rewrite_port)
-    admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
     address = settings.admin_host, settings.admin_port, urlsplit(settings.envoy_admin).netloc
     fetch = partial(fetch_page, *address, CLUSTERS)
     load = LoadReader(fetch, ledger, metrics, settings.load_interval_ms / 1000)
-    counts = HeaderCounts(settings.envoy_dir, brain.tally, metrics)
-    counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
     try:
+        if publisher is None:
+            async with _running(load.run()):
+                yield
+            return
+        admin = httpx.AsyncClient(base_url=settings.envoy_admin, timeout=2.0, trust_env=False)
+        counts = HeaderCounts(settings.envoy_dir, brain.tally, metrics)
+        counting = HeaderCountReader(admin, counts, publisher, lambda: ledger.served, metrics)
         async with admin:
             async with _running(load.run(), counting.run(), publisher.run(before=counting.read)):
                 yield
@@ -157,14 +205,17 @@ async def _standalone_door(
         await rewrites.stop(REWRITE_GRACE_S)
 
 
-async def _decision_door(settings: RouterSettings, picker: Picker) -> asyncio.Server:
+async def _decision_door(settings: RouterSettings, picker: Picker, worker: int) -> asyncio.Server:
     answer = ExtAuthz(
         picker, settings.max_request_bytes, settings.tenant_header, settings.shedding
     ).answer
     most = settings.max_request_bytes + BODY_SLACK
-    if settings.decision_socket is not None:
-        return await open_local_door(answer, settings.decision_socket, most)
-    return await open_door(answer, settings.decision_host, settings.decision_port, most)
+    if settings.decision_sockets:
+        return await open_local_door(answer, settings.decision_sockets[worker], most)
+    shared = settings.workers > 1
+    return await open_door(
+        answer, settings.decision_host, settings.decision_port, most, shared=shared
+    )
 
 
 @asynccontextmanager

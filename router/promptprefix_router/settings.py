@@ -51,7 +51,7 @@ class RouterSettings(BaseSettings):
 
     decision_host: str = "127.0.0.1"
     decision_port: int = Field(default=0, ge=0, le=65_535)
-    """Where Envoy asks, at `decision_host`; 0: at `decision_socket`, which costs both less."""
+    """Where Envoy asks, at `decision_host`; 0: at `decision_sockets`, which costs both less."""
     rewrite_port: Port = 9003
     """Where Envoy hands over the bodies that are to be changed; at `decision_host`."""
     door: Literal["standalone", "gateway"] = "standalone"
@@ -65,6 +65,8 @@ class RouterSettings(BaseSettings):
     gateway_drain_s: float = Field(default=20.0, ge=0, le=3600)
     """How long a stopping picker may take, for exchanges that a gateway can't finish alone."""
 
+    workers: int = Field(default=1, ge=1, le=64)
+    """Pickers in this pod, each a process with a core and the whole memory of its own."""
     decision_timeout_ms: int = Field(default=200, ge=1, le=10_000)
     metrics_host: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet dial in
     metrics_port: Port = 9090
@@ -121,9 +123,12 @@ class RouterSettings(BaseSettings):
         return CostKnobs(self.tokens_per_active_request, self.load_factor, self.load_slack)
 
     @property
-    def decision_socket(self) -> Path | None:
-        """Unix socket at which Envoy asks; None where it asks at `decision_port`."""
-        return None if self.decision_port else self.envoy_dir / "picker.sock"
+    def decision_sockets(self) -> tuple[Path, ...]:
+        """Unix sockets at which Envoy asks, one of each worker; none with a `decision_port`."""
+        if self.decision_port:
+            return ()
+        others = (f"picker-{number}.sock" for number in range(1, self.workers))
+        return tuple(self.envoy_dir / name for name in ("picker.sock", *others))
 
     @property
     def shedding(self) -> Shedding:

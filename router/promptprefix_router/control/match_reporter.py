@@ -91,23 +91,24 @@ class MatchReporter:
         """Report for ever."""
         await self._link.run(self._report_and_wait)
 
-    async def farewell(self) -> None:
+    async def farewell(self, *, leaving: bool = True) -> None:
         """Tell what is untold, and that this router ends; the operator would wait for it for long.
 
+        One of several processes of a router that is not ``leaving`` only tells what is untold.
         Nothing else may report meanwhile. Takes at most `FAREWELL_S`; a failure is only logged.
         """
         try:
             async with asyncio.timeout(FAREWELL_S):
-                while not await self._farewell():
+                while not await self._farewell(leaving):
                     await self._sleep(REDIAL_S)
         except (AnswerError, httpx.HTTPError, OSError) as error:
             self._log.info("operator not told of the end", cause=type(error).__name__)
 
-    async def _farewell(self) -> bool:
+    async def _farewell(self, leaving: bool) -> bool:
         """Return whether the leader knows; a standby may have answered."""
         async with self._connect() as client:
             try:
-                while await self._tell(client, leaving=True):
+                while await self._tell(client, leaving=leaving):
                     pass
             except StandbyError:
                 return False

@@ -221,11 +221,17 @@ async def open_door(
     max_body_bytes: int = 64 * 1024,
     *,
     public: bool = False,
+    shared: bool = False,
 ) -> asyncio.Server:
-    """Listen on ``host`` and ``port``; raise `OSError` if they can't be had."""
+    """Listen on ``host`` and ``port``; raise `OSError` if they can't be had.
+
+    ``shared``: with other processes that do so, among which the kernel spreads the connections.
+    """
     loop = asyncio.get_running_loop()
     guests: dict[HttpDoor, None] | None = {} if public else None
-    return await loop.create_server(lambda: HttpDoor(handler, max_body_bytes, guests), host, port)
+    return await loop.create_server(
+        lambda: HttpDoor(handler, max_body_bytes, guests), host, port, reuse_port=shared
+    )
 
 
 async def open_local_door(handler: Handler, path: Path, max_body_bytes: int) -> asyncio.Server:

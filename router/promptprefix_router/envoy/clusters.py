@@ -25,7 +25,7 @@ def clusters(settings: RouterSettings, folder: Path) -> list[EnvoyConfig]:
     """Return every cluster; ``folder`` is where Envoy finds the endpoints file."""
     return [
         engines_cluster(settings, folder),
-        _local_cluster(PICKER_CLUSTER, _decision_address(settings)),
+        _picker_cluster(settings),
         _local_cluster(
             REWRITE_CLUSTER, _port(settings.decision_host, settings.rewrite_port), grpc=True
         ),
@@ -128,17 +128,21 @@ def _leave_out_the_dead() -> EnvoyConfig:
     }
 
 
-def _decision_address(settings: RouterSettings) -> EnvoyConfig:
-    if settings.decision_socket is not None:
-        return {"pipe": {"path": str(settings.decision_socket)}}
-    return _port(settings.decision_host, settings.decision_port)
+def _picker_cluster(settings: RouterSettings) -> EnvoyConfig:
+    """Return all workers, in turns; one that has ended is left out for a moment."""
+    if not settings.decision_sockets:
+        address = _port(settings.decision_host, settings.decision_port)
+        return _local_cluster(PICKER_CLUSTER, address)
+    pipes = [{"pipe": {"path": str(each)}} for each in settings.decision_sockets]
+    cluster = _local_cluster(PICKER_CLUSTER, *pipes)
+    return cluster if len(pipes) == 1 else cluster | {"outlier_detection": _leave_out_the_dead()}
 
 
 def _port(host: str, port: int) -> EnvoyConfig:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
-def _local_cluster(name: str, address: EnvoyConfig, *, grpc: bool = False) -> EnvoyConfig:
+def _local_cluster(name: str, *addresses: EnvoyConfig, grpc: bool = False) -> EnvoyConfig:
     return {
         "name": name,
         "type": "STATIC",
@@ -146,7 +150,9 @@ def _local_cluster(name: str, address: EnvoyConfig, *, grpc: bool = False) -> En
         "circuit_breakers": _no_limits(),
         "load_assignment": {
             "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+            "endpoints": [
+                {"lb_endpoints": [{"endpoint": {"address": each}} for each in addresses]}
+            ],
         },
         "typed_extension_protocol_options": _protocol("60s", "http2" if grpc else "http"),
     }

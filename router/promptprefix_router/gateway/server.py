@@ -73,7 +73,10 @@ class GatewayServer:
         """Listen; return the port. Raises `OSError` if it can't be had or a file can't be read."""
         settings = self._settings
         return await self._server.listen(
-            settings.gateway_host, settings.gateway_port, self._context()
+            settings.gateway_host,
+            settings.gateway_port,
+            self._context(),
+            shared=settings.workers > 1,
         )
 
     async def stop(self) -> None:

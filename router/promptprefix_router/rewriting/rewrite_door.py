@@ -48,7 +48,8 @@ class _Head:
 class RewriteDoor:
     """Listens from `start` until `stop`. Bodies have at most ``max_body_bytes``, new ones too.
 
-    ``tenant_header`` names the header that says the tenant; empty without one.
+    ``tenant_header`` names the header that says the tenant; empty without one. ``shared``: other
+    processes listen on the same port.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class RewriteDoor:
         metrics: RouterMetrics,
         max_body_bytes: int,
         tenant_header: str = "",
+        *,
+        shared: bool = False,
     ) -> None:
         self._picker = picker
         self._metrics = metrics
@@ -66,7 +69,7 @@ class RewriteDoor:
             options=(
                 ("grpc.max_receive_message_length", max_body_bytes + SLACK_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shared)),
             )
         )
 

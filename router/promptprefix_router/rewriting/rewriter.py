@@ -138,7 +138,7 @@ class Rewriter:
                 raise TooLongError
             return None
         # Without a body nothing is computed.
-        if not body or (not salt and not may_have_salt(body)):
+        if not body or (not salt and not may_have_salt(body, question.escaped)):
             return None
         try:
             changed = with_salt(body, salt)

@@ -23,12 +23,15 @@ class UnreadableError(ValueError):
     """A body whose salt can't be told: it is no JSON object, or nested too deep."""
 
 
-def may_have_salt(body: bytes) -> bool:
+def may_have_salt(body: bytes, escaped: bool | None = None) -> bool:
     """Return whether an engine could read a cache salt out of ``body``; true where unsure.
 
-    The bytes NUL are those of UTF-16 and UTF-32, which engines read as well.
+    ``escaped`` is what `has_escaped_letters` says of it, if that is known. The bytes NUL are those
+    of UTF-16 and UTF-32, which engines read as well.
     """
-    return _NAME in body or b"\0" in body or has_escaped_letters(body)
+    if escaped is None:
+        escaped = has_escaped_letters(body)
+    return escaped or _NAME in body or b"\0" in body
 
 
 def with_salt(body: bytes, salt: str) -> bytes:

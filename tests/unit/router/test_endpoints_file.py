@@ -102,9 +102,23 @@ def test_the_bootstrap_follows_the_settings(tmp_path: Path) -> None:
 def test_envoy_asks_at_a_unix_socket_unless_a_port_is_set(tmp_path: Path) -> None:
     made = settings(envoy_dir=tmp_path)
     (_, picker, *_) = bootstrap(made, tmp_path)["static_resources"]["clusters"]
-    assert made.decision_socket == tmp_path / "picker.sock"
+    assert made.decision_sockets == (tmp_path / "picker.sock",)
     assert f'{{"pipe": {{"path": "{tmp_path}/picker.sock"}}}}' in json.dumps(picker)
-    assert settings(decision_port=19002).decision_socket is None
+    assert settings(decision_port=19002).decision_sockets == ()
+
+
+def test_envoy_asks_each_worker_in_turn(tmp_path: Path) -> None:
+    made = settings(envoy_dir=tmp_path, workers=3)
+    (_, picker, *_) = bootstrap(made, tmp_path)["static_resources"]["clusters"]
+    (locality,) = picker["load_assignment"]["endpoints"]
+    paths = [each["endpoint"]["address"]["pipe"]["path"] for each in locality["lb_endpoints"]]
+    assert paths == [str(each) for each in made.decision_sockets]
+    assert [each.name for each in made.decision_sockets] == [
+        "picker.sock",
+        "picker-1.sock",
+        "picker-2.sock",
+    ]
+    assert "outlier_detection" in picker
 
 
 @pytest.mark.parametrize(

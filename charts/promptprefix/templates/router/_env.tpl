@@ -10,6 +10,8 @@
   value: {{ include "promptprefix.controlUrl" .root }}
 - name: PROMPTPREFIX_LOG_LEVEL
   value: {{ $values.logLevel | quote }}
+- name: PROMPTPREFIX_WORKERS
+  value: {{ int64 $values.workers | quote }}
 - name: PROMPTPREFIX_MAX_REQUEST_BYTES
   value: {{ int64 $values.maxRequestBytes | quote }}
 - name: PROMPTPREFIX_MAX_CONNECTIONS
