@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -35,26 +36,40 @@ _MARK = b"[]"
 _Head = TypeVar("_Head")
 
 
+@dataclass(frozen=True, slots=True)
+class _End(Generic[_Head]):
+    end: bytes = field(repr=False)
+    head: _Head
+    size: int
+    """Bytes that it takes, with what it declares as if that were kept for it alone."""
+
+
 @dataclass(slots=True)
 class _Beginning(Generic[_Head]):
     """How bodies with the same beginning end, and what they declare; the oldest first."""
 
-    ends: list[tuple[bytes, _Head]] = field(default_factory=list, repr=False)
+    ends: list[_End[_Head]] = field(default_factory=list, repr=False)
     passed: int = 0
 
     @property
     def size(self) -> int:
-        return sum(_size(end) for end, _ in self.ends)
+        return sum(each.size for each in self.ends)
 
 
 class Openings(Generic[_Head]):
     """Openings of bodies of one API, at most ``capacity`` bytes; what was used last stays.
 
-    ``conversation`` is the field with the turns.
+    ``conversation`` is the field with the turns. ``weigh`` tells the bytes of what a body declares.
     """
 
-    def __init__(self, conversation: str, capacity: int = OPENINGS_BYTES) -> None:
+    def __init__(
+        self,
+        conversation: str,
+        capacity: int = OPENINGS_BYTES,
+        weigh: Callable[[_Head], int] = lambda _: 0,
+    ) -> None:
         self._capacity = capacity
+        self._weigh = weigh
         self._known: OrderedDict[bytes, _Beginning[_Head]] = OrderedDict()
         # No beginning begins another one, so the last that is not after a body is the only one
         # with which it may begin.
@@ -74,16 +89,17 @@ class Openings(Generic[_Head]):
         at = bisect_right(self._sorted, body) - 1
         if at < 0 or not body.startswith(before := self._sorted[at]):
             return None
-        found = next((each for each in self._known[before].ends if body.endswith(each[0])), None)
-        if found is None or len(before) + len(found[0]) > len(body):
+        ends = self._known[before].ends
+        found = next((each for each in ends if body.endswith(each.end)), None)
+        if found is None or len(before) + len(found.end) > len(body):
             return None
-        turns = body[len(before) : len(body) - len(found[0])]
+        turns = body[len(before) : len(body) - len(found.end)]
         try:
             _LIST.decode(b"%s%s%s" % (_FIRST, turns, _END))
         except (msgspec.MsgspecError, RecursionError, ValueError):
             return None
         self._known.move_to_end(before)
-        return found[1], turns
+        return found.head, turns
 
     def remember(self, body: bytes, first: bytes, head: _Head) -> None:
         """Remember the opening of ``body``, in which no field of that API stands twice.
@@ -91,7 +107,8 @@ class Openings(Generic[_Head]):
         ``first`` is the raw text of its first turn.
         """
         opening = self._opening(body, first)
-        if opening is None or sum(map(len, opening)) > self._capacity // MOST_ENDS:
+        weight = self._weigh(head)
+        if opening is None or weight + sum(map(len, opening)) > self._capacity // MOST_ENDS:
             return
         before, end = opening
         known = self._known.get(before)
@@ -99,17 +116,17 @@ class Openings(Generic[_Head]):
             known = self._known[before] = _Beginning()
             insort(self._sorted, before)
             self._size += len(before)
-        elif any(end == each for each, _ in known.ends):
+        elif any(end == each.end for each in known.ends):
             return
         if len(known.ends) == MOST_ENDS:
             known.passed += 1
             if known.passed % SELDOM:
                 return
-            self._size -= _size(known.ends.pop(0)[0])
+            self._size -= known.ends.pop(0).size
         # Most declare the same: that is kept once.
-        alike = next((each for _, each in known.ends if each == head), head)
-        known.ends.append((end, alike))
-        self._size += _size(end)
+        alike = next((each.head for each in known.ends if each.head == head), head)
+        known.ends.append(_End(end, alike, OVERHEAD_BYTES + len(end) + weight))
+        self._size += known.ends[-1].size
         while self._size > self._capacity:
             self._forget_oldest()
 
@@ -130,7 +147,3 @@ class Openings(Generic[_Head]):
         if bytes(getattr(marked, self._conversation)) != _MARK:
             return None
         return body[: start + within + len(first)], body[end - 1 :]
-
-
-def _size(end: bytes) -> int:
-    return OVERHEAD_BYTES + len(end)

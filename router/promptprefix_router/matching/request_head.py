@@ -68,6 +68,11 @@ class DeclaringHead(RequestHead):
     known: bool = field(default=False, compare=False)
     """Whether the body begins and ends like one that was to be remembered."""
 
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return sum(len(raw) for _, raw in (*self.around, *self.within))
+
     @cached_property
     def names(self) -> tuple[bytes, ...]:
         """The names of its fields, in quotes."""
@@ -112,7 +117,9 @@ class DeclaringReader:
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._slicer = BodySlicer(shape)
-        self._openings: Openings[DeclaringHead] = Openings(shape.conversation)
+        self._openings: Openings[DeclaringHead] = Openings(
+            shape.conversation, weigh=lambda head: head.size
+        )
 
     def read(self, body: bytes, escaped: bool | None = None) -> DeclaringHead:
         """Return the head of a request; raise `MalformedError`.

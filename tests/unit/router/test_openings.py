@@ -146,6 +146,21 @@ def test_small_bodies_are_counted_with_what_they_take_besides() -> None:
     assert taken < 2 * openings.size
 
 
+def test_what_large_bodies_declare_is_counted_as_well() -> None:
+    made = DeclaringReader(CHAT)
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 50_000}}]
+    bodies = [
+        json.dumps({"user": n, "tools": tools, "messages": [SYSTEM], "model": "m"}).encode()
+        for n in range(100)
+    ]
+    tracemalloc.start()
+    for body in bodies:
+        made.remember(body, made.read(body))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 100 * 100_000 < taken < 1.1 * made._openings.size
+
+
 def test_what_several_ends_declare_is_kept_once() -> None:
     openings: Openings[DeclaringHead] = Openings("messages")
     fresh = DeclaringReader(CHAT)
