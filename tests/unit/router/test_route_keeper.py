@@ -141,7 +141,15 @@ engines::[fd00::1]:8000::health_flags::/failed_active_hc/active_hc_timeout
     assert reading.unhealthy == {"[fd00::1]:8000"}
 
 
-@pytest.mark.parametrize("page", [b"", b"[]", b"picker::127.0.0.1:9002::rq_active::5\n"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"[]",
+        b"picker::127.0.0.1:9002::rq_active::5\n",
+        b"engines::10.0.0.1:8000::rq_active::five\n",
+    ],
+)
 def test_another_answer_is_no_reading(page: bytes) -> None:
     with pytest.raises(LoadFormatError):
         parse_reading(page)
