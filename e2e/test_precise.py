@@ -120,7 +120,8 @@ class Precise:
         url = f"http://127.0.0.1:{self.stack.admin_port}/clusters?format=json"
         for cluster in (await self.stack.client.get(url)).json()["cluster_statuses"]:
             for host in cluster.get("host_statuses", []):
-                if host["address"]["socket_address"].get("port_value") == pod.engine.port:
+                # The picker's own is a socket of another kind.
+                if host["address"].get("socket_address", {}).get("port_value") == pod.engine.port:
                     stats = {each["name"]: each.get("value", 0) for each in host["stats"]}
                     return int(stats["rq_total"])
         raise AssertionError(f"Envoy does not know {pod.name}")
