@@ -23,7 +23,7 @@ from promptprefix_router.gateway.ext_proc_events import (
     Steering,
 )
 from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
-from promptprefix_router.gateway.tls import own_certificate
+from promptprefix_router.gateway.tls import self_signed
 
 REQUEST_HEADERS, REQUEST_BODY = b"\x12", b"\x22"
 """How a message begins: its first field's number and type."""
@@ -48,8 +48,7 @@ async def serve(port: int, destination: str) -> None:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(EXTERNAL_PROCESSOR, {"Process": handler}),)
     )
-    certificate = own_certificate(datetime.datetime.now(datetime.UTC))
-    credentials = grpc.ssl_server_credentials([certificate])
+    credentials = self_signed(datetime.datetime.now(datetime.UTC))
     server.add_secure_port(f"127.0.0.1:{port}", credentials)
     await server.start()
     await asyncio.Event().wait()

@@ -272,7 +272,7 @@ async def test_health_follows_the_route_table() -> None:
         await until(ready, "the door says that it is ready")
         with pytest.raises(grpc.aio.AioRpcError):
             await health(served, "other")
-        served.server.health.leave()
+        await served.server.health.leave()
         assert await health(served, "readiness") == NOT_SERVING
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
 
 from promptprefix_router.decision import Decision
 from promptprefix_router.gateway.ext_proc_codec import decode, encode
@@ -14,7 +16,7 @@ from promptprefix_router.gateway.ext_proc_events import Answer, Event
 from promptprefix_router.gateway.ext_proc_exchange import Exchange, ProtocolError, Steps
 from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
 from promptprefix_router.gateway.gateway_picker import GatewayPicker
-from promptprefix_router.gateway.grpc_call import Call, Service, Status
+from promptprefix_router.gateway.health import EXTERNAL_PROCESSOR
 from promptprefix_router.gateway.hold_budget import HoldBudget
 from promptprefix_router.gateway.open_requests import OpenRequests
 from promptprefix_router.shedding import NO_SHEDDING, Shedding
@@ -22,11 +24,11 @@ from promptprefix_router.shedding import NO_SHEDDING, Shedding
 BODY_PATIENCE_S = 10.0
 """How long a full-duplex body is held for a client that sends it slowly."""
 
-_Read: TypeAlias = Callable[[bytes], Event | None]
+_Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
 class ExtProcDoor:
-    """Serves exchanges until told to drain."""
+    """Serves exchanges, each in a task of gRPC's, until told to drain."""
 
     def __init__(
         self,
@@ -43,160 +45,145 @@ class ExtProcDoor:
         self._budget = budget
         self._limit = limit
         self._patience_s = patience_s
-        self._decode: _Read = partial(decode, tenant_header=tenant_header, shedding=shedding)
+        self._decode = partial(decode, tenant_header=tenant_header, shedding=shedding)
         self._talks: set[_Talk] = set()
-        self.draining = False
+        self._draining = False
 
     @property
     def open(self) -> int:
         """Number of open exchanges."""
         return len(self._talks)
 
-    def service(self, metrics: GatewayMetrics) -> Service:
-        """Return the method for a gRPC server."""
+    def handlers(self, metrics: GatewayMetrics) -> grpc.GenericRpcHandler:
+        """Return the service for a gRPC server; messages stay bytes, `decode` reads them."""
 
-        def begin(call: Call) -> _Talk:
-            exchange = Exchange(self._picker, self._limit, self._budget)
-            talk = _Talk(
-                call, exchange, self._picker, self._decode, self._patience_s, lambda: self.draining
-            )
-            talk.over = lambda: self._end(talk, metrics)
-            self._talks.add(talk)
-            return talk
+        async def process(_requests: object, context: _Context) -> None:
+            await self._process(context, metrics)
 
-        return begin
+        return grpc.method_handlers_generic_handler(
+            EXTERNAL_PROCESSOR, {"Process": grpc.stream_stream_rpc_method_handler(process)}
+        )
 
     def drain(self) -> None:
         """End each exchange, now or as soon as its gateway can go on without it."""
-        self.draining = True
-        for talk in list(self._talks):
+        self._draining = True
+        for talk in self._talks:
             talk.end_if_idle()
 
-    def _end(self, talk: _Talk, metrics: GatewayMetrics) -> None:
-        self._talks.discard(talk)
-        if talk.address is not None:
-            self._requests.end(talk.address)
-        metrics.ended(talk.end)
-        exchange = talk.exchange
-        if exchange.served is not None and exchange.decision is not None:
-            metrics.served(exchange.decision.destination, exchange.served)
+    async def _process(self, context: _Context, metrics: GatewayMetrics) -> None:
+        exchange = Exchange(self._picker, self._limit, self._budget)
+        talk = _Talk(
+            exchange, self._picker, context, self._requests, self._patience_s, self._decode
+        )
+        self._talks.add(talk)
+        end = "cancelled"
+        try:
+            end = await talk.run(lambda: self._draining)
+        except ProtocolError as error:
+            end = "protocol-error"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            self._talks.discard(talk)
+            talk.close()
+            metrics.ended(end)
+            if exchange.served is not None and exchange.decision is not None:
+                metrics.served(exchange.decision.destination, exchange.served)
 
 
 class _Talk:
-    """One stream of messages. ``over`` is called when it has ended, which ``end`` says how."""
+    """One stream of messages. Ends by itself; `close` releases what it holds."""
 
     def __init__(
         self,
-        call: Call,
         exchange: Exchange,
         picker: GatewayPicker,
-        read: _Read,
+        context: _Context,
+        requests: OpenRequests,
         patience_s: float,
-        draining: Callable[[], bool],
+        read: Callable[[bytes], Event | None],
     ) -> None:
-        self.exchange = exchange
-        self.end = "cancelled"
-        self.address: str | None = None
-        self.over: Callable[[], None] = lambda: None
-        self._call = call
+        self._exchange = exchange
         self._picker = picker
-        self._decode = read
+        self._context = context
+        self._requests = requests
         self._patience_s = patience_s
-        self._draining = draining
+        self._decode = read
+        self._task = asyncio.current_task()
+        self._reading = False
+        self._ended = False
         self._timer: asyncio.TimerHandle | None = None
-        self._deciding: asyncio.Task[None] | None = None
-        self._later: deque[bytes] = deque()
-        """Messages that came while a decision was waited for."""
-        self._heard_all = False
+        self._hurried: asyncio.Task[None] | None = None
+        self._address: str | None = None
 
-    def received(self, message: bytes) -> None:
-        """Answer a message, after those before it."""
-        if self._deciding is None:
-            self._answer(message)
-        else:
-            self._later.append(message)
-
-    def ended(self) -> None:
-        """End once everything is answered."""
-        self._heard_all = True
-        self._end_if_done()
-
-    def closed(self) -> None:
-        """Release everything."""
-        self.exchange.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._deciding is not None:
-            self._deciding.cancel()
-        self._later.clear()
-        self.over()
+    async def run(self, draining: Callable[[], bool]) -> str:
+        """Answer until the exchange is over; return how it ended. Raises `ProtocolError`."""
+        while True:
+            raw = await self._read()
+            if raw is None:
+                return "drained"
+            if raw is grpc.aio.EOF:
+                return "finished"
+            event = self._decode(raw)
+            if event is None:
+                continue
+            if self._hurried is not None:
+                # What was held goes first.
+                await self._hurried
+                self._hurried = None
+            await self._send(await self._answers(self._exchange.steps(event)))
+            if self._exchange.refused:
+                return "refused"
+            if draining() and self._exchange.may_end:
+                return "drained"
 
     def end_if_idle(self) -> None:
         """End at once if the gateway waits for nothing."""
-        if self._deciding is None and self.exchange.may_end:
-            self._finish("drained")
+        if self._reading and self._exchange.may_end and self._task is not None:
+            self._ended = True
+            self._task.cancel()
 
-    def _answer(self, message: bytes) -> None:
-        try:
-            event = self._decode(message)
-            if event is not None:
-                self._step(self.exchange.steps(event))
-        except ProtocolError as error:
-            self._finish("protocol-error", Status.INVALID_ARGUMENT, str(error))
+    def close(self) -> None:
+        """Release everything."""
+        self._exchange.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._hurried is not None:
+            self._hurried.cancel()
+        if self._address is not None:
+            self._requests.end(self._address)
 
-    def _step(self, steps: Steps, decision: Decision | None = None) -> None:
-        """Go through ``steps`` as far as nothing is to be waited for. Raises `ProtocolError`."""
+    async def _answers(self, steps: Steps) -> Sequence[Answer]:
         try:
-            question = next(steps) if decision is None else steps.send(decision)
+            question = next(steps)
             while True:
-                found = self._picker.consult(question)
-                if not isinstance(found, Decision):
-                    self._call.wait()
-                    loop = asyncio.get_running_loop()
-                    self._deciding = loop.create_task(self._go_on(steps, found))
-                    return
-                question = steps.send(found)
+                decision = self._picker.consult(question)
+                if not isinstance(decision, Decision):
+                    decision = await decision
+                question = steps.send(decision)
         except StopIteration as end:
-            self._send(end.value)
+            self._follow()
+            answers: Sequence[Answer] = end.value
+            return answers
 
-    async def _go_on(self, steps: Steps, found: Awaitable[Decision]) -> None:
-        """Wait for a decision, and answer what came meanwhile."""
-        decision = await found
-        self._deciding = None
+    async def _read(self) -> Any:
+        """Return the next message, `grpc.aio.EOF`, or None if the talk was ended from here."""
+        self._reading = True
         try:
-            self._step(steps, decision)
-        except ProtocolError as error:
-            self._finish("protocol-error", Status.INVALID_ARGUMENT, str(error))
-        while self._later and self._deciding is None:
-            self._answer(self._later.popleft())
-        if self._deciding is None:
-            self._call.resume()
-            self._end_if_done()
-
-    def _send(self, answers: Sequence[Answer]) -> None:
-        self._follow()
-        for answer in answers:
-            self._call.send(encode(answer))
-        if self.exchange.refused:
-            self._finish("refused")
-        elif self._draining() and self.exchange.may_end:
-            self._finish("drained")
-
-    def _end_if_done(self) -> None:
-        if self._heard_all and self._deciding is None and not self._later:
-            self._finish("finished")
-
-    def _finish(self, end: str, status: Status = Status.OK, text: str = "") -> None:
-        if self._call.open and not self._call.trailers:
-            self.end = end
-            self._call.finish(status, text)
+            return await self._context.read()
+        except asyncio.CancelledError:
+            if not self._ended or self._task is None:
+                raise
+            self._task.uncancel()
+            return None
+        finally:
+            self._reading = False
 
     def _follow(self) -> None:
         """Count a request that was just steered, and bound the time that a body is held."""
-        decision = self.exchange.decision
-        if self.address is None and decision is not None and decision.endpoint is not None:
-            self.address = decision.endpoint.address
-        if self.exchange.holding:
+        decision = self._exchange.decision
+        if self._address is None and decision is not None and decision.endpoint is not None:
+            self._address = decision.endpoint.address
+        if self._exchange.holding:
             if self._timer is None:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(self._patience_s, self._hurry)
@@ -204,5 +191,13 @@ class _Talk:
             self._timer.cancel()
 
     def _hurry(self) -> None:
-        if self._deciding is None and self.exchange.holding:
-            self._step(self.exchange.hurried())
+        # What comes meanwhile is read after the task, which begins before anything else is fed.
+        self._hurried = asyncio.get_running_loop().create_task(self._release())
+
+    async def _release(self) -> None:
+        if self._exchange.holding:
+            await self._send(await self._answers(self._exchange.hurried()))
+
+    async def _send(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            await self._context.write(encode(answer))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import os
-import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
 
+import grpc
 import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,8 +20,8 @@ _LIFE = datetime.timedelta(days=3650)
 _CLOCK_SKEW = datetime.timedelta(days=1)
 
 
-def own_certificate(now: datetime.datetime) -> tuple[bytes, bytes]:
-    """Return a new key and a certificate that nobody can verify: it only encrypts. Both are PEM."""
+def self_signed(now: datetime.datetime) -> grpc.ServerCredentials:
+    """Return credentials with a new certificate that nobody can verify: it only encrypts."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
     certificate = (
@@ -43,54 +40,46 @@ def own_certificate(now: datetime.datetime) -> tuple[bytes, bytes]:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    return key_pem, certificate.public_bytes(serialization.Encoding.PEM)
+    return grpc.ssl_server_credentials(
+        [(key_pem, certificate.public_bytes(serialization.Encoding.PEM))]
+    )
 
 
-def self_signed(now: datetime.datetime) -> ssl.SSLContext:
-    """Return the TLS context with a certificate of its own."""
-    return _context(*own_certificate(now))
-
-
-def from_folder(folder: Path, verify_clients: bool) -> ssl.SSLContext:
-    """Return the TLS context of a mounted TLS Secret; a renewed one is used by new connections.
+def from_folder(folder: Path, verify_clients: bool) -> grpc.ServerCredentials:
+    """Return credentials from a mounted TLS Secret; a renewed one is used by new connections.
 
     With ``verify_clients`` only who has a certificate of its ``ca.crt`` may dial. Raises `OSError`
-    if a file can't be read or is none.
+    if a file can't be read.
     """
-    return _RenewedContext(_Files(folder, verify_clients).context)
-
-
-class _RenewedContext(ssl.SSLContext):
-    """Stands for the context of the moment: servers wrap each connection by `wrap_bio`."""
-
-    def __new__(cls, _current: Callable[[], ssl.SSLContext]) -> Self:
-        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
-
-    def __init__(self, current: Callable[[], ssl.SSLContext]) -> None:
-        self._current = current
-
-    def wrap_bio(self, *arguments: Any, **options: Any) -> ssl.SSLObject:
-        """Wrap a new connection."""
-        return self._current().wrap_bio(*arguments, **options)
+    files = _Files(folder, verify_clients)
+    return grpc.dynamic_ssl_server_credentials(files.load(), files.renewed, verify_clients)
 
 
 class _Files:
     def __init__(self, folder: Path, verify_clients: bool) -> None:
         self._folder = folder
         self._verify_clients = verify_clients
+        self._seen: tuple[bytes, ...] = ()
         self._log = structlog.get_logger("gateway-tls")
-        self._seen = self._read()
-        self._made = _context(*self._seen)
 
-    def context(self) -> ssl.SSLContext:
-        """Return the context of the files as they are; that before where they are no good."""
+    def load(self) -> grpc.ServerCertificateConfiguration:
+        self._seen = self._read()
+        return _configuration(*self._seen)
+
+    def renewed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return a changed configuration, None to keep the one in force.
+
+        gRPC calls this at each handshake, on a thread of its own.
+        """
         try:
             read = self._read()
-            if read != self._seen:
-                self._made, self._seen = _context(*read), read
-        except OSError as error:  # `ssl.SSLError` is one
+        except OSError as error:
             self._log.warning("certificate can't be read", error=type(error).__name__)
-        return self._made
+            return None
+        if read == self._seen:
+            return None
+        self._seen = read
+        return _configuration(*read)
 
     def _read(self) -> tuple[bytes, ...]:
         names = [KEY_FILE, CERTIFICATE_FILE]
@@ -99,18 +88,7 @@ class _Files:
         return tuple((self._folder / name).read_bytes() for name in names)
 
 
-def _context(key: bytes, chain: bytes, client_ca: bytes | None = None) -> ssl.SSLContext:
-    """Return a server's context. Raises `ssl.SSLError` for what is no key or no certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.set_alpn_protocols(["h2"])
-    # Python reads keys from files only; this one is in memory.
-    file = os.memfd_create("promptprefix-tls", os.MFD_CLOEXEC)
-    try:
-        os.write(file, key + b"\n" + chain)
-        context.load_cert_chain(f"/proc/self/fd/{file}", password=lambda: "")
-    finally:
-        os.close(file)
-    if client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))
-    return context
+def _configuration(
+    key: bytes, chain: bytes, client_ca: bytes | None = None
+) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(key, chain)], client_ca)
