@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,16 @@ class Precise:
         """Return how many names the router has."""
         return await self.stack.metric("promptprefix_router_precise_blocks")
 
+    async def reset(self, pods: Sequence[Pod]) -> None:
+        """Empty the caches of those that hold anything; return when the router knows of it."""
+        for each in pods:
+            await each.reset()
+
+        async def forgotten() -> bool:
+            return await self.blocks() == 0
+
+        await until(forgotten, "the router knows of the resets")
+
     async def told(self, more_than: float) -> None:
         """Wait until the router knows more names."""
 
@@ -215,12 +225,7 @@ async def test_the_next_turn_lands_where_the_talk_is_until_that_cache_is_reset(
     decision, cached, name = await precise.ask(CHAT, chat(TEXT, "Which one?", "The blue one."))
     assert (decision, name) == (HELD, talk.name)
     assert cached > 300
-    await talk.reset()
-
-    async def forgotten() -> bool:
-        return await precise.blocks() == 0
-
-    await until(forgotten, "the router knows of the reset")
+    await precise.reset([talk])
     decision, cached, _ = await precise.ask(CHAT, chat(TEXT, "Which one?", "The red one."))
     assert decision == "hashed;match=undeclared"
     assert cached == 0
@@ -240,11 +245,9 @@ async def test_the_next_turn_lands_where_the_talk_is_until_that_cache_is_reset(
 async def test_the_tokens_are_those_that_the_engine_computes(
     precise: Precise, path: str, body: dict[str, Any], place: int
 ) -> None:
-    for each in precise.pods:
-        await each.reset()
-    before = await precise.blocks()
+    await precise.reset(precise.pods)
     await precise.pods[place].send(path, body)
-    await precise.told(before)
+    await precise.told(0)
     decision, cached, name = await precise.ask(path, body)
     assert (decision, name) == (HELD, precise.pods[place].name)
     assert cached > 300
