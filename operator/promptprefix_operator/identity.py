@@ -33,7 +33,6 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _USERNAME = re.compile(r"system:serviceaccount:([^:]+):([^:]+)")
-_POD_NAME = "authentication.kubernetes.io/pod-name"
 _POD_UID = "authentication.kubernetes.io/pod-uid"
 
 
@@ -43,7 +42,6 @@ class Caller:
 
     namespace: str
     account: str
-    pod_name: str = ""
     pod_uid: str = ""
 
 
@@ -147,7 +145,7 @@ def caller_of(review: Mapping[str, Any]) -> Caller | None:
     if found is None:
         return None
     extra = user.get("extra") or {}
-    return Caller(found[1], found[2], _only(extra.get(_POD_NAME)), _only(extra.get(_POD_UID)))
+    return Caller(found[1], found[2], _only(extra.get(_POD_UID)))
 
 
 def _only(values: object) -> str:

@@ -38,13 +38,13 @@ class Reviewer:
     """Knows callers by their token."""
 
     callers = {  # noqa: RUF012
-        "pod": Caller("ml", "vllm", "p0", "u0"),
-        "other": Caller("elsewhere", "vllm", "p0", "u9"),
+        "pod": Caller("ml", "vllm", "u0"),
+        "other": Caller("elsewhere", "vllm", "u9"),
         "unbound": Caller("ml", "vllm"),
-        "router": Caller("system", "router", "r0", "ru0"),
-        "router-1": Caller("system", "router", "r1", "ru1"),
-        "ml-router": Caller("ml", "picker", "r2", "ru2"),
-        "chat-router": Caller("chat", "picker", "r3", "ru3"),
+        "router": Caller("system", "router", "ru0"),
+        "router-1": Caller("system", "router", "ru1"),
+        "ml-router": Caller("ml", "picker", "ru2"),
+        "chat-router": Caller("chat", "picker", "ru3"),
     }
 
     async def review(self, token: str) -> Caller | None:

@@ -383,6 +383,6 @@ async def test_a_tenants_own_router_gets_nothing_of_the_others(hasty: Setup) -> 
 def test_whose_a_router_is(namespace: str, tenant: str | None) -> None:
     """One in the operator's namespace is the installation's, even where that is served too."""
     access = Access(("ml", "chat", "system"), (), "system")
-    router = Caller(namespace, "router", "r", "u")
+    router = Caller(namespace, "router", "u")
     assert access.tenant_of(router) == tenant
     assert access.may_serve(router, "ml") is (tenant in (None, "ml"))

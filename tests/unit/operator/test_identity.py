@@ -45,7 +45,7 @@ def user(name: str, extra: object = None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("answer", "caller"),
     [
-        (review(), Caller("ml", "vllm", "p0", "u0")),
+        (review(), Caller("ml", "vllm", "u0")),
         (review(user=user("system:serviceaccount:ml:vllm")), Caller("ml", "vllm")),
         (
             review(user=user("system:serviceaccount:ml:vllm", {k: [] for k in POD})),
@@ -163,7 +163,7 @@ async def test_a_refusal_is_kept_for_ten_seconds_and_an_error_not_at_all() -> No
         await reviews.reviewer.review("t")
     reviews.api.answer = review()
     reviews.now += 0.5
-    assert await reviews.reviewer.review("t") == Caller("ml", "vllm", "p0", "u0")
+    assert await reviews.reviewer.review("t") == Caller("ml", "vllm", "u0")
 
 
 async def test_an_api_server_that_is_away_is_asked_seldom_and_told_of_once(
