@@ -11,7 +11,7 @@ from typing import Self
 from promptprefix_router.choosing.chooser import Chooser, UndeclaredMode
 from promptprefix_router.choosing.load import LoadLedger
 from promptprefix_router.choosing.prompt_history import PromptHistory
-from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.control_link import ControlAccess
 from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.control.text_keeper import TextKeeper
@@ -43,7 +43,9 @@ class Brain:
     """Only in the mode ``precise``."""
 
     @classmethod
-    def of(cls, settings: RouterSettings, pool_known: Callable[[], bool]) -> Self:
+    def of(
+        cls, settings: RouterSettings, access: ControlAccess, pool_known: Callable[[], bool]
+    ) -> Self:
         """Join the parts as ``settings`` say; ``pool_known`` tells whether there is a pool."""
         memo = FingerprintMemo(settings.memo_entries)
         by_load = settings.undeclared_mode is UndeclaredMode.LEAST_LOAD
@@ -73,8 +75,7 @@ class Brain:
             kept.grew(len(known))
 
         texts = TextKeeper(
-            lambda: control_client(settings.control_url, settings.ca_file),
-            settings.token_file,
+            access,
             settings.max_text_bytes,
             use_texts,
             metrics,

@@ -27,7 +27,7 @@ from promptprefix_router.choosing.engine_page import fetch_page
 from promptprefix_router.choosing.engine_reader import EngineReader
 from promptprefix_router.choosing.load_reader import TARGET as CLUSTERS
 from promptprefix_router.choosing.load_reader import LoadReader
-from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.control_link import ControlAccess, control_client
 from promptprefix_router.control.match_reporter import MatchReporter
 from promptprefix_router.control.route_keeper import PublishedPool, RouteKeeper
 from promptprefix_router.control.route_watcher import RouteWatcher
@@ -119,7 +119,10 @@ async def serve(settings: RouterSettings, place: Place | None = None) -> None:
     """
     leads = place is None or place.number == LEADER
     known_before = not leads and not EndpointsFile(settings.envoy_dir).empty
-    brain = Brain.of(settings, lambda: known_before or not pool.empty)
+    access = ControlAccess(
+        lambda: control_client(settings.control_url, settings.ca_file), settings.token_file
+    )
+    brain = Brain.of(settings, access, lambda: known_before or not pool.empty)
     if settings.door == "gateway":
         pool: PublishedPool = PoolMemory()
         door = _gateway_door(settings, brain)
@@ -129,16 +132,13 @@ async def serve(settings: RouterSettings, place: Place | None = None) -> None:
     else:
         pool = publisher = _publisher(settings, brain.metrics)
         door = _standalone_door(settings, brain, publisher)
-    link = (
-        lambda: control_client(settings.control_url, settings.ca_file),
-        settings.token_file,
-        settings.tenant,
-    )
     keeper = RouteKeeper(
         brain.picker, pool, brain.metrics, settings.tenant, time.monotonic, brain.follow
     )
-    watcher = RouteWatcher(*link, keeper, brain.metrics)
-    reporter = MatchReporter(*link, brain.tally, brain.metrics, time.time, time.monotonic)
+    watcher = RouteWatcher(access, settings.tenant, keeper, brain.metrics)
+    reporter = MatchReporter(
+        access, settings.tenant, brain.tally, brain.metrics, time.time, time.monotonic
+    )
     works = [watcher.run(), reporter.run(), brain.texts.run()]
     if brain.precise is not None:
         works += [brain.precise.feeds.run(), brain.precise.feeds.sweep()]

@@ -14,7 +14,7 @@ import pytest
 from promptprefix.wire import MATCHES_PATH, MatchAnswer, MatchReport, RouteTable
 from promptprefix_operator import routers
 from promptprefix_operator.service import Operator
-from promptprefix_router.control.control_link import control_client
+from promptprefix_router.control.control_link import ControlAccess, control_client
 from promptprefix_router.control.match_reporter import MatchReporter
 from promptprefix_router.control.match_tally import MatchTally
 
@@ -60,14 +60,16 @@ async def reporting(
     url = f"https://127.0.0.1:{operator.ports.control}"
     reports = Reports()
     reporter = MatchReporter(
-        lambda: control_client(url, folder / "ca.crt"),
-        folder / "token",
+        ControlAccess(
+            lambda: control_client(url, folder / "ca.crt"),
+            folder / "token",
+            sleep=lambda seconds: asyncio.sleep(seconds * HURRY),
+        ),
         "ml",
         tally,
         reports,
         time.time,
         lambda: time.monotonic() / HURRY,
-        sleep=lambda seconds: asyncio.sleep(seconds * HURRY),
     )
     task = asyncio.create_task(reporter.run())
     try:

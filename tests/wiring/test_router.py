@@ -13,7 +13,7 @@ from aiohttp import web
 from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import MAX_PAUSE_S, OUTAGE, REDIALS_AT_ONCE
 from promptprefix.wire import RouteTable
-from promptprefix_router.control.control_link import Backoff, control_client
+from promptprefix_router.control.control_link import Backoff, ControlAccess, control_client
 from promptprefix_router.control.route_watcher import OLD_LEADER_LIMIT, RouteWatcher
 
 from .router_tables import route_table
@@ -79,13 +79,10 @@ async def follow(
             pauses.append(seconds)
 
     watcher = RouteWatcher(
-        operator.connect,
-        token,
+        ControlAccess(operator.connect, token, Backoff(first_s=0.001, most_s=0.002), sleep),
         "ml",
         recorder,
         recorder,
-        Backoff(first_s=0.001, most_s=0.002),
-        sleep,
     )
     task = asyncio.create_task(watcher.run())
     async with asyncio.timeout(10):
@@ -272,9 +269,8 @@ async def test_each_redial_is_a_new_tcp_connection(
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=authority.server_context()).start()
     url = f"https://127.0.0.1:{runner.addresses[0][1]}"
     recorder = Recorder()
-    watcher = RouteWatcher(
-        lambda: control_client(url, authority.ca_file), token, "ml", recorder, recorder
-    )
+    access = ControlAccess(lambda: control_client(url, authority.ca_file), token)
+    watcher = RouteWatcher(access, "ml", recorder, recorder)
     task = asyncio.create_task(watcher.run())
     try:
         await asyncio.wait_for(ended.wait(), 10)

@@ -15,7 +15,7 @@ from e2e.loopback_tls import LoopbackAuthority
 from promptprefix.redial import OUTAGE
 from promptprefix.wire import MATCHES_PATH, MatchAnswer, MatchReport
 from promptprefix_router.control import match_reporter
-from promptprefix_router.control.control_link import Backoff, control_client
+from promptprefix_router.control.control_link import Backoff, ControlAccess, control_client
 from promptprefix_router.control.match_reporter import (
     PRESENCE_INTERVAL_S,
     REPORT_INTERVAL_S,
@@ -68,15 +68,17 @@ class Stand:
         self.done = asyncio.Queue[None]()
         self.task: asyncio.Task[None]
         self.reporter = MatchReporter(
-            lambda: control_client(operator.url, authority.ca_file),
-            token,
+            ControlAccess(
+                lambda: control_client(operator.url, authority.ca_file),
+                token,
+                Backoff(first_s=1.0, most_s=1.0),
+                self._sleep,
+            ),
             "ml",
             self.tally,
             self,
             lambda: 5_000.0,
             lambda: self.now,
-            Backoff(first_s=1.0, most_s=1.0),
-            self._sleep,
         )
 
     def reported(self, result: str) -> None:

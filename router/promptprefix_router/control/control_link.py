@@ -62,12 +62,23 @@ def control_client(base_url: str, ca_file: Path) -> httpx.AsyncClient:
     )
 
 
-def bearer(token_file: Path) -> str:
-    """Return the header's value with the token as it is now. Raises `OSError` or `AnswerError`."""
-    try:
-        return f"Bearer {token_file.read_text('ascii').strip()}"
-    except UnicodeDecodeError:
-        raise AnswerError("refused", f"{token_file} holds no token") from None
+@dataclass(frozen=True)
+class ControlAccess:
+    """How the operator is reached, and how attempts are spaced."""
+
+    connect: Connect
+    token_file: Path
+    backoff: Backoff = BACKOFF
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers with the token as it is now. Raises `OSError` or `AnswerError`."""
+        try:
+            token = self.token_file.read_text("ascii").strip()
+        except UnicodeDecodeError:
+            raise AnswerError("refused", f"{self.token_file} holds no token") from None
+        return {"authorization": f"Bearer {token}"}
 
 
 class ControlLink:
@@ -80,22 +91,20 @@ class ControlLink:
 
     def __init__(
         self,
-        connect: Connect,
+        access: ControlAccess,
         failed: Callable[[str], None],
         log: Any,
         *,
         away: str,
         back: str,
-        backoff: Backoff = BACKOFF,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._connect = connect
+        self._connect = access.connect
         self._count_failure = failed
         self._log = log
         self._away = away
         self._back = back
-        self._backoff = backoff
-        self._sleep = sleep
+        self._backoff = access.backoff
+        self._sleep = access.sleep
         self._failures = 0
         self._standbys = 0
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol
 
 import httpx
@@ -20,13 +19,10 @@ from promptprefix.wire import (
     MatchReport,
 )
 from promptprefix_router.control.control_link import (
-    BACKOFF,
     AnswerError,
-    Backoff,
-    Connect,
+    ControlAccess,
     ControlLink,
     StandbyError,
-    bearer,
 )
 from promptprefix_router.control.match_tally import MatchTally
 
@@ -56,35 +52,28 @@ class MatchReporter:
 
     def __init__(
         self,
-        connect: Connect,
-        token_file: Path,
+        access: ControlAccess,
         tenant: str,
         tally: MatchTally,
         meter: ReportMeter,
         wall: Callable[[], float],
         clock: Callable[[], float],
-        backoff: Backoff = BACKOFF,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._connect = connect
-        self._token_file = token_file
+        self._access = access
         self._tenant = tenant
         self._tally = tally
         self._meter = meter
         self._wall = wall
         self._clock = clock
-        self._sleep = sleep
         self._term = 0
         self._reported_at = -math.inf
         self._log = structlog.get_logger("matches")
         self._link = ControlLink(
-            connect,
+            access,
             meter.reported,
             self._log,
             away="matches are not reported, they are counted on",
             back="operator takes matches again",
-            backoff=backoff,
-            sleep=sleep,
         )
 
     async def run(self) -> None:
@@ -100,13 +89,13 @@ class MatchReporter:
         try:
             async with asyncio.timeout(FAREWELL_S):
                 while not await self._farewell(leaving):
-                    await self._sleep(REDIAL_S)
+                    await self._access.sleep(REDIAL_S)
         except (AnswerError, httpx.HTTPError, OSError) as error:
             self._log.info("operator not told of the end", cause=type(error).__name__)
 
     async def _farewell(self, leaving: bool) -> bool:
         """Return whether the leader knows; a standby may have answered."""
-        async with self._connect() as client:
+        async with self._access.connect() as client:
             try:
                 while await self._tell(client, leaving=leaving):
                     pass
@@ -116,7 +105,7 @@ class MatchReporter:
 
     async def _report_and_wait(self, client: httpx.AsyncClient) -> None:
         if not await self.report(client):
-            await self._sleep(REPORT_INTERVAL_S)
+            await self._access.sleep(REPORT_INTERVAL_S)
 
     async def report(self, client: httpx.AsyncClient) -> bool:
         """Report once, if it is time; return whether there is more to tell at once.
@@ -151,10 +140,7 @@ class MatchReporter:
         return not whole
 
     async def _post(self, client: httpx.AsyncClient, report: MatchReport) -> MatchAnswer:
-        headers = {
-            "authorization": bearer(self._token_file),
-            "content-type": "application/json",
-        }
+        headers = self._access.headers | {"content-type": "application/json"}
         response = await client.post(
             MATCHES_PATH, content=report.model_dump_json(), headers=headers
         )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Protocol
 
 import httpx
@@ -13,13 +10,10 @@ from pydantic import ValidationError
 
 from promptprefix.wire import ROUTES_PATH, STANDBY_STATUS, Revision, RouteTable
 from promptprefix_router.control.control_link import (
-    BACKOFF,
     AnswerError,
-    Backoff,
-    Connect,
+    ControlAccess,
     ControlLink,
     StandbyError,
-    bearer,
 )
 
 MAX_TABLE_BYTES = 64 * 1024 * 1024
@@ -52,28 +46,23 @@ class RouteWatcher:
 
     def __init__(
         self,
-        connect: Connect,
-        token_file: Path,
+        access: ControlAccess,
         tenant: str,
         sink: RouteSink,
         meter: SyncMeter,
-        backoff: Backoff = BACKOFF,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._token_file = token_file
+        self._access = access
         self._tenant = tenant
         self._sink = sink
         self._meter = meter
         self._revision: Revision | None = None
         self._old_leader_answers = 0
         self._link = ControlLink(
-            connect,
+            access,
             meter.synced,
             structlog.get_logger("control"),
             away="operator is away, the last routes stay",
             back="operator is back",
-            backoff=backoff,
-            sleep=sleep,
         )
 
     async def run(self) -> None:
@@ -82,7 +71,7 @@ class RouteWatcher:
 
     async def ask(self, client: httpx.AsyncClient) -> None:
         """Ask once. Raises `StandbyError`, `AnswerError`, `httpx.HTTPError` or `OSError`."""
-        headers = {"authorization": bearer(self._token_file)}
+        headers = self._access.headers
         params: dict[str, str | int] = {"tenant": self._tenant}
         if self._revision is not None:
             params |= {"term": self._revision.term, "number": self._revision.number}

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import httpx
@@ -19,13 +18,10 @@ from pydantic import ValidationError
 from promptprefix.payload import Payload
 from promptprefix.wire import CONTENT_PATH, STANDBY_STATUS, RoutePrefix
 from promptprefix_router.control.control_link import (
-    BACKOFF,
     AnswerError,
-    Backoff,
-    Connect,
+    ControlAccess,
     ControlLink,
     StandbyError,
-    bearer,
 )
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.matching.texts import KnownPrefix, Text, Texts
@@ -80,16 +76,13 @@ class TextKeeper:
 
     def __init__(
         self,
-        connect: Connect,
-        token_file: Path,
+        access: ControlAccess,
         limit: int,
         use: Callable[[Texts], None],
         meter: TextMeter,
         clock: Callable[[], float],
-        backoff: Backoff = BACKOFF,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._token_file = token_file
+        self._access = access
         self._limit = limit
         self._use = use
         self._meter = meter
@@ -107,13 +100,11 @@ class TextKeeper:
         self._due = -math.inf
         self._news = asyncio.Event()
         self._link = ControlLink(
-            connect,
+            access,
             meter.fetched,
             structlog.get_logger("texts"),
             away="declared texts can't be read, known ones stay",
             back="operator tells texts again",
-            backoff=backoff,
-            sleep=sleep,
         )
 
     def want(self, routes: Routes) -> None:
@@ -160,7 +151,7 @@ class TextKeeper:
             self._put_in_force_if_due()
             await self._wait()
             return
-        headers = {"authorization": bearer(self._token_file)}
+        headers = self._access.headers
         fetches = (self._fetch(client, headers, digest) for digest in missing)
         results = await asyncio.gather(*fetches, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]

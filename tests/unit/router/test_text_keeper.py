@@ -14,7 +14,7 @@ from promptprefix.fingerprint import payload_fingerprint, system_bytes
 from promptprefix.payload import Payload
 from promptprefix.wire import RoutePrefix
 from promptprefix_router.control import text_keeper
-from promptprefix_router.control.control_link import Backoff
+from promptprefix_router.control.control_link import Backoff, ControlAccess
 from promptprefix_router.control.text_keeper import RETRY_S, TextKeeper
 from promptprefix_router.matching.texts import Texts
 
@@ -53,14 +53,11 @@ class Stand:
         self.most = 0
         self.changed = asyncio.Event()
         self.keeper = TextKeeper(
-            self.connect,
-            token,
+            ControlAccess(self.connect, token, Backoff(0.001, 0.002), self.sleep),
             limit,
             self.use,
             self,
             lambda: self.now,
-            Backoff(0.001, 0.002),
-            self.sleep,
         )
 
     async def sleep(self, seconds: float) -> None:
