@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from promptprefix_router.control.routes import Endpoint
-from promptprefix_router.precise.engine_client import EngineClient, UnreachableError
+from promptprefix_router.http_connection import Answer, UnreachableError
+from promptprefix_router.precise.engine_client import EngineClient
 from promptprefix_router.precise.token_request import (
     PATH,
     Fallback,
@@ -34,7 +35,7 @@ LONG_BYTES = 65_536
 _OK = 200
 _REFUSED = (400, 413, 422)
 
-Post = Callable[[str, int, str, str, bytes], Awaitable[tuple[int, bytes]]]
+Post = Callable[[str, int, str, str, bytes], Awaitable[Answer]]
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from asyncio.subprocess import Process
 import structlog
 
 from promptprefix_router.doors.http_door import open_door
+from promptprefix_router.http_connection import Answer
 from promptprefix_router.settings import RouterSettings
 from promptprefix_router.workers.supervisor import StartError, Supervisor
-from promptprefix_router.workers.worker_link import Answer, WorkerLink
+from promptprefix_router.workers.worker_link import WorkerLink
 
 NOT_STARTED = 1
 """Exit status when a worker does not start."""

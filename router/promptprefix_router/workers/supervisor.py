@@ -19,10 +19,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from promptprefix_router.control.control_link import Backoff
 from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
+from promptprefix_router.http_connection import Answer
 from promptprefix_router.matching.near_misses import EXAMPLES
 from promptprefix_router.matching.near_misses import PATH as NEAR_MISSES
 from promptprefix_router.workers.pages import Pages
-from promptprefix_router.workers.worker_link import Answer, NoAnswerError
+from promptprefix_router.workers.worker_link import NoAnswerError
 
 LEADER = 0
 """The worker that writes Envoy's files, and ends last."""

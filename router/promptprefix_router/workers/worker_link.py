@@ -5,38 +5,31 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from promptprefix_router.doors.http_door import Handler, HttpDoor
+from promptprefix_router.http_connection import Answer, HttpConnection, UnreachableError
 
 PATIENCE_S = 5.0
 """A worker that has not answered by then does not answer for now."""
+
+MAX_ANSWER_BYTES = 16 * 1_048_576
 
 
 class NoAnswerError(Exception):
     """A worker has ended, or is busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a worker said."""
-
-    status: int
-    body: bytes
-
-
 class WorkerLink:
     """The parent's end. An answer that comes too late is still waited for before the next one."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
         self._asking = asyncio.Lock()
 
     @classmethod
     async def over(cls, end: socket.socket) -> WorkerLink:
         """Return a link over one of a pair of sockets."""
-        return cls(*await asyncio.open_connection(sock=end))
+        return cls(await HttpConnection.over(end, MAX_ANSWER_BYTES))
 
     async def ask(self, path: str, patience_s: float = PATIENCE_S) -> Answer:
         """Return the answer to a GET. Raises `NoAnswerError`."""
@@ -52,17 +45,13 @@ class WorkerLink:
     async def _ask(self, path: str) -> Answer:
         async with self._asking:
             try:
-                self._writer.write(f"GET {path} HTTP/1.1\r\nhost: worker\r\n\r\n".encode())
-                head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                length = int(head.rpartition("content-length: ")[2])
-                body = await self._reader.readexactly(length)
-            except (OSError, EOFError, ValueError) as error:
-                raise NoAnswerError(f"{type(error).__name__}: {error}") from error
-        return Answer(int(head.split(" ", 2)[1]), body)
+                return await self._connection.get("worker", path)
+            except UnreachableError as error:
+                raise NoAnswerError(str(error)) from error
 
     def close(self) -> None:
         """End the link."""
-        self._writer.close()
+        self._connection.close()
 
 
 class _ParentsDoor(HttpDoor):

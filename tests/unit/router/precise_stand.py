@@ -14,12 +14,12 @@ from promptprefix_router.choosing.prompt_history import PromptHistory
 from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.decision import Decision
+from promptprefix_router.http_connection import Answer, UnreachableError
 from promptprefix_router.matching.matcher import Matcher, Question
 from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 from promptprefix_router.precise.block_index import BlockIndex
-from promptprefix_router.precise.engine_client import UnreachableError
 from promptprefix_router.precise.pod_blocks import PodBlocks
 from promptprefix_router.precise.precise_metrics import PreciseMetrics
 from promptprefix_router.precise.precise_mode import PreciseMode
@@ -93,16 +93,14 @@ class PreciseStand:
         )
         self.use(*(endpoint(n, blocks_port=1) for n in range(1, pods + 1)), prefixes=prefixes)
 
-    async def _post(
-        self, host: str, port: int, address: str, path: str, body: bytes
-    ) -> tuple[int, bytes]:
+    async def _post(self, host: str, port: int, address: str, path: str, body: bytes) -> Answer:
         self.questions.append(body)
         await self.hold.wait()
         if self.away:
             raise UnreachableError("away")
         asked = json.loads(body)
         text = asked["prompt"] if "prompt" in asked else json.dumps(asked["messages"])
-        return 200, json.dumps({"tokens": tokens_of(text)}).encode()
+        return Answer(200, json.dumps({"tokens": tokens_of(text)}).encode())
 
     def use(
         self,

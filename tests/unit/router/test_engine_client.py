@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from promptprefix_router.precise.engine_client import EngineClient, UnreachableError
+from promptprefix_router.http_connection import UnreachableError
+from promptprefix_router.precise.engine_client import EngineClient
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 Say = Callable[[int, int], bytes | None]

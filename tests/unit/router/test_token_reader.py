@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from promptprefix_router.control.routes import Endpoint
+from promptprefix_router.http_connection import Answer, UnreachableError
 from promptprefix_router.precise import token_reader
-from promptprefix_router.precise.engine_client import UnreachableError
 from promptprefix_router.precise.token_reader import FIRST_PAUSE_S, LONG_BYTES, TokenReader
 from promptprefix_router.precise.token_request import Fallback, FallbackError, TokenRequest
 
@@ -17,8 +17,8 @@ from .samples import endpoint, routes
 
 ENGINES = routes(endpoint(1), endpoint(2), endpoint(3)).endpoints
 REQUEST = TokenRequest(b"{}")
-TOKENS = (200, b'{"tokens":[1,2]}')
-Answer = Callable[[str], tuple[int, bytes]]
+TOKENS = Answer(200, b'{"tokens":[1,2]}')
+Say = Callable[[str], Answer]
 
 
 class Stand:
@@ -27,18 +27,16 @@ class Stand:
     def __init__(self, timeout_s: float = 5.0) -> None:
         self.now = 0.0
         self.asked: list[str] = []
-        self.answer: Answer = lambda _: TOKENS
+        self.say: Say = lambda _: TOKENS
         self.hold = asyncio.Event()
         self.hold.set()
         self.reader = TokenReader(timeout_s, clock=lambda: self.now, post=self._post)
 
-    async def _post(
-        self, host: str, port: int, address: str, path: str, body: bytes
-    ) -> tuple[int, bytes]:
+    async def _post(self, host: str, port: int, address: str, path: str, body: bytes) -> Answer:
         assert (f"{host}:{port}", path) == (address, "/tokenize")
         self.asked.append(host)
         await self.hold.wait()
-        return self.answer(host)
+        return self.say(host)
 
     async def read(
         self, request: TokenRequest = REQUEST, engines: Sequence[Endpoint] = ENGINES
@@ -50,7 +48,7 @@ class Stand:
             return error.reason
 
 
-def unreachable(_host: str) -> tuple[int, bytes]:
+def unreachable(_host: str) -> Answer:
     """Fail as an engine does that is away."""
     raise UnreachableError("closed")
 
@@ -70,18 +68,16 @@ async def test_tokens_that_are_there_are_not_asked_for() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ((400, b""), Fallback.REFUSED),
-        ((422, b""), Fallback.REFUSED),
-        ((404, b""), Fallback.INVALID),
-        ((500, b""), Fallback.INVALID),
-        ((200, b"{}"), Fallback.INVALID),
+        (Answer(400, b""), Fallback.REFUSED),
+        (Answer(422, b""), Fallback.REFUSED),
+        (Answer(404, b""), Fallback.INVALID),
+        (Answer(500, b""), Fallback.INVALID),
+        (Answer(200, b"{}"), Fallback.INVALID),
     ],
 )
-async def test_another_answer_is_no_list_of_tokens(
-    answer: tuple[int, bytes], reason: Fallback
-) -> None:
+async def test_another_answer_is_no_list_of_tokens(answer: Answer, reason: Fallback) -> None:
     stand = Stand()
-    stand.answer = lambda _: answer
+    stand.say = lambda _: answer
     assert await stand.read() is reason
     assert len(stand.asked) == 1
 
@@ -89,7 +85,7 @@ async def test_another_answer_is_no_list_of_tokens(
 async def test_an_engine_that_is_away_is_left_alone_for_a_while() -> None:
     stand = Stand()
     one = ENGINES[:1]
-    stand.answer = unreachable
+    stand.say = unreachable
     assert await stand.read(engines=one) is Fallback.UNREACHABLE
     assert await stand.read(engines=one) is Fallback.PAUSED
     stand.now = FIRST_PAUSE_S
@@ -97,14 +93,14 @@ async def test_an_engine_that_is_away_is_left_alone_for_a_while() -> None:
     stand.now += FIRST_PAUSE_S
     assert await stand.read(engines=one) is Fallback.PAUSED
     stand.now += FIRST_PAUSE_S
-    stand.answer = lambda _: TOKENS
+    stand.say = lambda _: TOKENS
     assert await stand.read(engines=one) == [1, 2]
     assert await stand.read(engines=one) == [1, 2]
 
 
 async def test_the_others_are_asked_meanwhile() -> None:
     stand = Stand()
-    stand.answer = lambda host: unreachable(host) if host == "10.0.0.2" else TOKENS
+    stand.say = lambda host: unreachable(host) if host == "10.0.0.2" else TOKENS
     results = [await stand.read() for _ in range(9)]
     assert results.count(Fallback.UNREACHABLE) == 1
     assert results.count([1, 2]) == 8
@@ -141,7 +137,7 @@ async def test_only_so_many_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_engines_that_left_are_forgotten() -> None:
     stand = Stand()
-    stand.answer = unreachable
+    stand.say = unreachable
     await stand.read(engines=ENGINES[:1])
     stand.reader.retain(frozenset())
     assert await stand.read(engines=ENGINES[:1]) is Fallback.UNREACHABLE

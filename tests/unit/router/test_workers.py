@@ -10,10 +10,11 @@ import pytest
 
 from promptprefix_router.control.control_link import Backoff
 from promptprefix_router.doors.http_door import HttpRequest
+from promptprefix_router.http_connection import Answer
 from promptprefix_router.workers import supervisor
 from promptprefix_router.workers.pages import Pages
 from promptprefix_router.workers.supervisor import LEADER, STUCK_S, StartError, Supervisor
-from promptprefix_router.workers.worker_link import Answer, NoAnswerError
+from promptprefix_router.workers.worker_link import NoAnswerError
 
 COUNT = 3
 TEXT = """# HELP promptprefix_router_decisions_total Decisions.
