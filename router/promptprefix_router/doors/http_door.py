@@ -63,6 +63,10 @@ class HttpResponse:
         return "\r\n".join(lines).encode("latin-1") + self.body
 
 
+BACKLOG = 4096
+"""Connections that may wait to be taken. Envoy dials for each request at a time, and beyond this
+the kernel refuses it at a Unix socket, at once. Linux itself allows so many by default."""
+
 Handler = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 
 
@@ -230,7 +234,11 @@ async def open_door(
     loop = asyncio.get_running_loop()
     guests: dict[HttpDoor, None] | None = {} if public else None
     return await loop.create_server(
-        lambda: HttpDoor(handler, max_body_bytes, guests), host, port, reuse_port=shared
+        lambda: HttpDoor(handler, max_body_bytes, guests),
+        host,
+        port,
+        backlog=BACKLOG,
+        reuse_port=shared,
     )
 
 
@@ -242,7 +250,9 @@ async def open_local_door(handler: Handler, path: Path, max_body_bytes: int) -> 
     """
     loop = asyncio.get_running_loop()
     listening = _socket_file(path)
-    return await loop.create_unix_server(lambda: HttpDoor(handler, max_body_bytes), sock=listening)
+    return await loop.create_unix_server(
+        lambda: HttpDoor(handler, max_body_bytes), sock=listening, backlog=BACKLOG
+    )
 
 
 def _socket_file(path: Path) -> socket.socket:

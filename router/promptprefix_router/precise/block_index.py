@@ -13,6 +13,9 @@ EXPECTED_S = 10.0
 """How long blocks of a prompt that was just sent to a pod count as held there, until its engine
 tells of them: it may have others to compute first."""
 
+MOST_OF_POD = 131_072
+"""Names of one pod, four times what its sidecar tells at most: one can't take the room of all."""
+
 MOST_EXPECTED = 131_072
 """Blocks that are expected at a time, of all pods; the oldest go first."""
 
@@ -60,14 +63,13 @@ class BlockIndex:
         """Take note that a pod holds ``names``; return whether there was room for all."""
         bit = self._bit(pod)
         holders, new, left_out = self._holders, 0, 0
+        room = MOST_OF_POD - self._counts[pod]
         for name in names:
-            mask = holders.get(name)
-            if mask is None:
-                if len(holders) >= self._capacity:
-                    left_out += 1
-                    continue
-                mask = 0
-            elif mask & bit:
+            mask = holders.get(name, 0)
+            if mask & bit:
+                continue
+            if new >= room or not (mask or len(holders) < self._capacity):
+                left_out += 1
                 continue
             holders[name] = mask | bit
             new += 1

@@ -32,6 +32,11 @@ from promptprefix_router.precise.pod_blocks import PodBlocks
 SILENCE_S = 3 * ALIVE_S
 """A feed that says nothing for so long is lost."""
 
+MOST_BEGINNINGS = 60
+BEGINNINGS_S = 60.0
+"""So often a feed may begin anew, or be emptied, in so many seconds. Each time the index has to be
+swept: a feed that does nothing else would outrun that."""
+
 DIALS_AT_ONCE = 16
 """Feeds that are asked for, and have not answered, at a time."""
 
@@ -88,6 +93,8 @@ class FeedReader:
         self._backoff = backoff
         self._sleep = sleep
         self._failures = 0
+        self._beginnings = 0
+        self._since = -BEGINNINGS_S
         self._log = structlog.get_logger("feeds")
 
     async def run(self) -> None:
@@ -149,12 +156,14 @@ class FeedReader:
         pod, blocks = self._address.pod, self._blocks
         match frame:
             case Hello():
+                self._begins()
                 blocks.begin(pod, frame)
             case Added(names):
                 blocks.add(pod, names)
             case Removed(names):
                 blocks.remove(pod, names)
             case Cleared():
+                self._begins()
                 blocks.clear(pod)
             case Whole():
                 blocks.finish(pod)
@@ -162,3 +171,11 @@ class FeedReader:
                 if self._failures:
                     self._log.info("feed of blocks is back", pod=pod)
                 self._failures = 0
+
+    def _begins(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._since >= BEGINNINGS_S:
+            self._since, self._beginnings = now, 0
+        self._beginnings += 1
+        if self._beginnings > MOST_BEGINNINGS:
+            raise StreamError("a feed that begins anew too often")

@@ -11,6 +11,9 @@ from promptprefix.tokens import token_bytes
 
 TOKEN_BYTES = 4
 
+MOST_BLOCKS = 16_384
+"""Blocks of a prompt that are named, some 20 ms of work; what is behind them decides nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
@@ -45,15 +48,15 @@ class PromptTokens:
     ) -> Sequence[bytes]:
         """Return the names of each ``every``-th whole block that an engine can reuse.
 
-        An engine computes the last token anew. ``adapter``: the model's name is an adapter's. The
-        keys are always the same.
+        An engine computes the last token anew. Of `MOST_BLOCKS` blocks at most. ``adapter``: the
+        model's name is an adapter's. The keys are always the same.
         """
         kind = (block_size, every, adapter)
         known = self._names.get(kind)
         if known is not None:
             return known
         root = root_name(keys, self.model if adapter else "", self.salt)
-        reusable = self.tokens[:-TOKEN_BYTES]
+        reusable = self.tokens[:-TOKEN_BYTES][: MOST_BLOCKS * block_size * TOKEN_BYTES]
         names = chain(keys, root, reusable, block_size)[every - 1 :: every]
         self._names[kind] = names
         return names

@@ -136,21 +136,29 @@ class Supervisor:
         failures = 0
         while True:
             began = self._clock()
-            worker = self._running[number] = await self._spawn(number)
-            self._answered[number] = began
-            status = await worker.wait()
-            del self._running[number]
-            self._pages.end(number)
+            cause = await self._ended(number, began)
             if self._stopping:
                 return
             if len(self._begun) < self._count:
-                raise StartError(f"worker {number} ended with status {status}")
+                raise StartError(f"worker {number} {cause}")
             failures = 1 if self._clock() - began >= STEADY_S else failures + 1
             self._restarts.inc()
-            self._log.error("worker ended, it is started again", worker=number, status=status)
+            self._log.error("worker ended, it is started again", worker=number, cause=cause)
             await self._sleep(self._backoff.delay(failures))
             if self._stopping:
                 return
+
+    async def _ended(self, number: int, began: float) -> str:
+        """Start a worker; return how it ended once it has."""
+        try:
+            worker = await self._spawn(number)
+        except OSError as error:
+            return f"can't be started: {error}"
+        self._running[number], self._answered[number] = worker, began
+        status = await worker.wait()
+        del self._running[number]
+        self._pages.end(number)
+        return f"ended with status {status}"
 
     async def _watch(self) -> None:
         while True:

@@ -143,3 +143,14 @@ def test_what_is_expected_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made.expect("a", CHAIN[:3], 0.0)
     made.expect("b", CHAIN[:2], 0.0)
     assert made.depths(CHAIN, ALL, 0.0) == [(2, 1)]
+
+
+def test_one_pod_cannot_take_the_room_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_index, "MOST_OF_POD", 4)
+    made = index()
+    assert made.add("a", CHAIN[:3])
+    assert not made.add("a", CHAIN)
+    assert (made.held("a"), made.dropped, len(made)) == (4, 2, 4)
+    made.remove("a", CHAIN[:1])
+    assert made.add("a", CHAIN[4:5])
+    assert made.add("b", CHAIN[:4])

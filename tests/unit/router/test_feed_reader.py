@@ -30,7 +30,7 @@ from promptprefix_router.control.control_link import Backoff
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.precise.block_index import BlockIndex
 from promptprefix_router.precise.feed_keeper import FeedKeeper
-from promptprefix_router.precise.feed_reader import FeedAddress, FeedReader
+from promptprefix_router.precise.feed_reader import MOST_BEGINNINGS, FeedAddress, FeedReader
 from promptprefix_router.precise.pod_blocks import FeedState, PodBlocks
 from promptprefix_router.precise.prompt_tokens import PromptTokens
 
@@ -277,3 +277,18 @@ async def test_the_keeper_reads_what_the_table_names(monkeypatch: pytest.MonkeyP
 def test_the_address_of_a_feed() -> None:
     assert ADDRESS.url == "http://10.0.0.1:8091/v1/blocks"
     assert replace(ADDRESS, host="fd00::1").url == "http://[fd00::1]:8091/v1/blocks"
+
+
+@pytest.mark.parametrize("beginning", [encode(HELLO), encode(Cleared())])
+async def test_a_feed_that_does_nothing_but_begin_anew_is_ended(beginning: bytes) -> None:
+    """Else the index would have a new bit for each, faster than old ones are swept out."""
+    async with following() as stand:
+        one = beginning + b"".join(added(NAMES[:1]))
+        stand.sidecar.say(one * (MOST_BEGINNINGS - 1))
+        await stand.until(lambda: stand.depth == 64)
+        stand.sidecar.say(one)
+        await stand.until(lambda: stand.heard[-1] == "invalid")
+        assert stand.blocks.states[FeedState.LOST] == 1
+        await stand.until(lambda: len(stand.sidecar.feeds) == 2)
+        stand.sidecar.say(WHOLE)
+        await stand.until(lambda: stand.heard[-2:] == ["invalid"] * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -200,6 +201,21 @@ async def test_a_local_door_takes_the_place_of_one_that_was_left(tmp_path: Path)
         writer.close()
         server.close()
         assert path.is_socket()
+
+
+async def test_many_may_dial_a_local_door_while_it_is_busy(tmp_path: Path) -> None:
+    """The kernel refuses a connection to a Unix socket at once when too many wait there."""
+    path = tmp_path / "picker.sock"
+    server = await open_local_door(lambda _: HttpResponse(200), path, 100)
+    dialled = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(500)]
+    try:
+        for each in dialled:
+            each.setblocking(False)
+            each.connect(str(path))
+    finally:
+        for each in dialled:
+            each.close()
+        server.close()
 
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -9,7 +9,7 @@ import pytest
 from promptprefix.block_stream import BlockKeys, Hello, chain, root_name
 from promptprefix_router.precise.block_index import EXPECTED_S, BlockIndex
 from promptprefix_router.precise.pod_blocks import FeedState, Held, PodBlocks
-from promptprefix_router.precise.prompt_tokens import PromptTokens
+from promptprefix_router.precise.prompt_tokens import MOST_BLOCKS, PromptTokens
 
 KEYS = BlockKeys.of(bytes(range(32)))
 HELLO = Hello("e1", 16, 4, ("m", "alias"))
@@ -173,3 +173,12 @@ def test_without_keys_nothing_is_known(stand: Stand) -> None:
     assert stand.held().groups == []
     assert not stand.blocks.ready
     assert not stand.blocks.tells([A])
+
+
+def test_a_prompt_without_end_is_named_in_part() -> None:
+    """Whatever a client sends, and whatever block size a pod tells, no one waits for long."""
+    prompt = PromptTokens("m", bytes(4 * 10 * MOST_BLOCKS))
+    found = prompt.names(KEYS, 2, 4, adapter=False)
+    assert len(found) == MOST_BLOCKS // 4
+    longer = PromptTokens("m", bytes(4 * 20 * MOST_BLOCKS))
+    assert longer.names(KEYS, 2, 4, adapter=False) == found

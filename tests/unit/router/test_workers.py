@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 
 import pytest
+import uvloop
 
 from promptprefix_router.control.control_link import Backoff
 from promptprefix_router.doors.http_door import HttpRequest
@@ -14,7 +16,7 @@ from promptprefix_router.http_connection import Answer
 from promptprefix_router.workers import supervisor
 from promptprefix_router.workers.pages import Pages
 from promptprefix_router.workers.supervisor import LEADER, STUCK_S, StartError, Supervisor
-from promptprefix_router.workers.worker_link import NoAnswerError
+from promptprefix_router.workers.worker_link import NoAnswerError, WorkerLink
 
 COUNT = 3
 TEXT = """# HELP promptprefix_router_decisions_total Decisions.
@@ -130,6 +132,7 @@ class Stand:
         self.log: list[tuple[str, int]] = []
         self.started: list[Fake] = []
         self.pauses: list[float] = []
+        self.refusals = 0
         self.stop = asyncio.Event()
         self.supervisor = Supervisor(
             COUNT, self.spawn, lambda: self.now, self.sleep, Backoff(1.0, 8.0)
@@ -137,6 +140,9 @@ class Stand:
         self.task = asyncio.create_task(self.supervisor.run(self.stop))
 
     async def spawn(self, number: int) -> Fake:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError("no process to be had")
         self.started.append(Fake(number, self.log))
         return self.started[-1]
 
@@ -244,3 +250,30 @@ async def test_near_misses_of_all_are_told_the_latest_first() -> None:
     assert [each["time"][18] for each in told["nearMisses"]] == ["2", "1", "0"]
     assert told["undeclared"] == {"other-text": 6}
     await stand.end()
+
+
+async def test_a_worker_that_cannot_be_started_again_just_now_is_started_later() -> None:
+    stand = await Stand().begun()
+    stand.refusals = 2
+    stand.started[1].end(-9)
+    await stand.until(lambda: len(stand.started) == COUNT + 1)
+    assert len(stand.pauses) == 3
+    assert not stand.task.done()
+    await stand.end()
+
+
+def test_who_still_waits_when_a_worker_ends_hears_no_answer() -> None:
+    """On the loop that serves: it takes a write to what has ended for a mistake."""
+
+    async def asked() -> list[Answer | BaseException]:
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        link = await WorkerLink.over(own)
+        questions = [asyncio.create_task(link.ask("/metrics")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        other.close()
+        link.close()
+        answers = await asyncio.gather(*questions, return_exceptions=True)
+        return [*answers, *await asyncio.gather(link.ask("/readyz"), return_exceptions=True)]
+
+    assert [type(each) for each in uvloop.run(asked())] == [NoAnswerError] * 4
