@@ -118,6 +118,7 @@ ODD_NAMES = (
 
 async def test_names_that_envoy_does_not_know_take_the_ordinary_way(stack: RouterStack) -> None:
     for name in ODD_NAMES:
+        await stack.settled()
         response = await stack.client.post(
             f"{stack.url}{CHAT}", json=declared(), headers=[(b"x-promptprefix", name)]
         )

@@ -111,6 +111,7 @@ async def precise(whole: Precise) -> Precise:
         return await whole.stack.metric("promptprefix_router_precise_blocks") == 0
 
     await until(empty, "the picker knows that nothing is held")
+    await whole.stack.settled()
     return whole
 
 
@@ -120,6 +121,7 @@ async def test_the_next_turn_goes_to_the_pod_that_holds_the_talk(precise: Precis
     turns = TEXT
     for number in range(4):
         turns += f"Turn {number}. "
+        await precise.stack.settled()
         again = await precise.ask(turns, "/v1/completions")
         assert again.headers[DECISION] == HELD
         assert again.json() == first.json()
@@ -192,6 +194,7 @@ async def test_engines_that_do_not_tokenize_cost_a_fallback(precise: Precise) ->
         for engine in precise.engines:
             engine.rendering = True
     assert await precise.stack.metric(FALLBACKS, reason="invalid") == before + 4
+    await precise.stack.settled()
     assert (await precise.ask(TEXT)).headers[DECISION].startswith("h")
     assert await precise.stack.metric(mode, mode="precise") == 1
 
