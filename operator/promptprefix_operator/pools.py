@@ -27,6 +27,7 @@ from promptprefix_operator.sources import (
     absent,
     forbidden_pool,
     read_source,
+    unreadable,
     unserved_pool,
 )
 from promptprefix_operator.troubles import Troubles
@@ -36,6 +37,9 @@ STEADY_SECONDS = 60.0
 
 _FORBIDDEN = 403
 _NOT_FOUND = 404
+_BROKEN = 500
+_TRIES = 3
+"""Answers in a row that the API server can't give InferencePools, until all else goes on."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +69,7 @@ class Pools:
         self._reread_seconds = reread_seconds
         self._clock = clock
         self._sleep = sleep
+        self._broken = 0
         self._troubles = Troubles(
             log, clock, "InferencePools can't be watched", "InferencePools are watched again"
         )
@@ -121,10 +126,20 @@ class Pools:
                 return False, unserved_pool()
             if error.status == _FORBIDDEN:
                 return False, forbidden_pool()
+            if error.status == _BROKEN and self._is_broken(error):
+                return False, self._cluster.text(source) or unreadable(source, str(error))
             raise
+        self._broken = 0
         items: list[Json] = list(answer.get("items") or ())
         found = [each for each in items if each["metadata"]["name"] == source.name]
         return True, read_source(source, found[0]) if found else absent(source)
+
+    def _is_broken(self, error: ApiError) -> bool:
+        """Whether only these can't be given, and for good, as without a conversion webhook."""
+        self._broken += 1
+        if self._broken == _TRIES:
+            self._troubles.failed("", error, namespace=self._namespace)
+        return self._broken >= _TRIES
 
     def _named(self) -> set[Source]:
         return {

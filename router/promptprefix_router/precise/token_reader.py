@@ -32,6 +32,10 @@ no request shall wait in vain for an engine that is too busy."""
 LONG_BYTES = 65_536
 """A longer prompt may take an engine a while: that it is late says nothing of the next one."""
 
+MOST_LATE = 4
+"""So many in a row say that the engine is too busy, and that asking makes it worse: it goes on with
+a prompt when nobody waits for it any more."""
+
 _OK = 200
 _REFUSED = (400, 413, 422)
 
@@ -43,6 +47,8 @@ class _Failures:
     """Those in a row of one engine."""
 
     count: int = 0
+    late: int = 0
+    """Long prompts among what it failed to answer in time."""
     until: float = 0.0
 
 
@@ -91,10 +97,9 @@ class TokenReader:
                     engine.host, engine.port, engine.address, PATH, request.body
                 )
         except TimeoutError:
-            if len(request.body) > LONG_BYTES:
-                raise FallbackError(Fallback.LONG) from None
-            self._failed(engine.address)
-            raise FallbackError(Fallback.TIMEOUT) from None
+            long = len(request.body) > LONG_BYTES
+            self._failed(engine.address, late=int(long))
+            raise FallbackError(Fallback.LONG if long else Fallback.TIMEOUT) from None
         except UnreachableError:
             self._failed(engine.address)
             raise FallbackError(Fallback.UNREACHABLE) from None
@@ -116,8 +121,11 @@ class TokenReader:
                 return engine
         raise FallbackError(Fallback.PAUSED)
 
-    def _failed(self, address: str) -> None:
+    def _failed(self, address: str, late: int = 0) -> None:
         failures = self._failures.setdefault(address, _Failures())
+        failures.late += late
+        if late and failures.late < MOST_LATE:
+            return
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures.count, 16))
         failures.count += 1
         failures.until = self._clock() + pause_s

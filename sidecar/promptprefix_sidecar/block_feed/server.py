@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +23,8 @@ log = structlog.get_logger()
 
 WRITE_S = 10.0
 """A reader that takes nothing for so long is cut off."""
+GONE_S = 30.0
+"""A reader whose machine is gone keeps its place for so long. Linux would hope for 15 minutes."""
 BIND_AGAIN_S = 10.0
 IDLE_CONNECTION_S = 5.0
 SHUTDOWN_S = 1.0
@@ -153,6 +156,10 @@ class BlockFeedServer:
     async def _write(
         self, request: web.Request, response: web.StreamResponse, reader: Reader
     ) -> None:
+        connection = None if request.transport is None else request.get_extra_info("socket")
+        if connection is not None:
+            gone_ms = int(GONE_S * 1000)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, gone_ms)
         async with asyncio.timeout(WRITE_S):
             await response.prepare(request)
         while not reader.cut:

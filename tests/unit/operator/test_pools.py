@@ -244,3 +244,22 @@ def test_a_resource_that_takes_a_selector_forgets_the_pool() -> None:
     assert cluster.referred == {}
     assert prefix.pool_selector is None
     assert prefix.selector is not None
+
+
+async def test_pools_that_cannot_be_given_for_good_hold_up_nothing_else(bench: Bench) -> None:
+    """A 500 for them alone: their namespace is read all the same, and what was known stays."""
+    bench.error = ApiError(500, "conversion webhook failed")
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await bench.pools.read(LLM)
+    assert not await bench.pools.read(LLM)
+    assert bench.reason is Reason.RECONCILING
+    bench.error, bench.items = None, [pool(app="vllm")]
+    assert await bench.pools.read(LLM)
+    known = bench.cluster.text(LLM)
+    assert known is not None
+    assert known.selector is not None
+    bench.error = ApiError(500, "conversion webhook failed")
+    await bench.keep()
+    assert bench.cluster.text(LLM) is known
+    assert bench.slept[2:] == [27] * (len(bench.slept) - 2)

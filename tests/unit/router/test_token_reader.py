@@ -10,7 +10,12 @@ import pytest
 from promptprefix_router.control.routes import Endpoint
 from promptprefix_router.http_connection import Answer, UnreachableError
 from promptprefix_router.precise import token_reader
-from promptprefix_router.precise.token_reader import FIRST_PAUSE_S, LONG_BYTES, TokenReader
+from promptprefix_router.precise.token_reader import (
+    FIRST_PAUSE_S,
+    LONG_BYTES,
+    MOST_LATE,
+    TokenReader,
+)
 from promptprefix_router.precise.token_request import Fallback, FallbackError, TokenRequest
 
 from .samples import endpoint, routes
@@ -120,6 +125,23 @@ async def test_a_long_prompt_that_is_late_says_nothing_of_the_engine() -> None:
     assert await stand.read(TokenRequest(b"x" * (LONG_BYTES + 1)), ENGINES[:1]) is Fallback.LONG
     stand.hold.set()
     assert await stand.read(engines=ENGINES[:1]) == [1, 2]
+
+
+async def test_an_engine_that_is_late_with_each_long_prompt_is_spared() -> None:
+    """Who has no key of the engine's could else make it tokenize without end."""
+    stand = Stand(timeout_s=0.001)
+    long = TokenRequest(b"x" * (LONG_BYTES + 1))
+    stand.hold.clear()
+    late = [await stand.read(long, ENGINES[:1]) for _ in range(MOST_LATE + 2)]
+    assert late == [Fallback.LONG] * MOST_LATE + [Fallback.PAUSED] * 2
+    stand.now += FIRST_PAUSE_S
+    assert await stand.read(long, ENGINES[:1]) is Fallback.LONG
+    assert await stand.read(long, ENGINES[:1]) is Fallback.PAUSED
+    stand.now += 2 * FIRST_PAUSE_S
+    stand.hold.set()
+    assert await stand.read(engines=ENGINES[:1]) == [1, 2]
+    stand.hold.clear()
+    assert [await stand.read(long, ENGINES[:1]) for _ in range(2)] == [Fallback.LONG] * 2
 
 
 async def test_only_so_many_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

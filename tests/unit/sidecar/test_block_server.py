@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from e2e.block_reader import proof, reading
@@ -101,3 +102,21 @@ async def test_readers_come_again_when_the_key_changes(stand: Stand) -> None:
         stand.feed.take(Batch(0.0, (stored(PROMPT),)))
         stand.feed.flush()
         await reader.until(lambda r: r.held == set(names_of(PROMPT, keys=others)))
+
+
+async def test_the_place_of_a_reader_whose_machine_is_gone_is_soon_free(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent to it is in the kernel's hands, which gives up late unless it is told."""
+    found: list[int] = []
+    prepare = web.StreamResponse.prepare
+
+    async def prepared(response: web.StreamResponse, request: web.BaseRequest) -> object:
+        connection = request.get_extra_info("socket")
+        found.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        return await prepare(response, request)
+
+    monkeypatch.setattr(web.StreamResponse, "prepare", prepared)
+    async with reading(stand.port, KEYS, UID) as reader:
+        await reader.until(lambda r: r.hello is not None)
+    assert found == [server_module.GONE_S * 1000]
