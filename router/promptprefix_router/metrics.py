@@ -26,7 +26,7 @@ from promptprefix_router.matching.matcher import MatchKind
 from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.rewriting.respelling import RewriteResult
 
-_NAMESPACE = "promptprefix_router"
+NAMESPACE = "promptprefix_router"
 _SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2)
 
 
@@ -40,7 +40,7 @@ class _MemoUse(Collector):
             ("memo_hits", "Fingerprints taken from memory.", self._memo.hits),
             ("memo_misses", "Fingerprints computed.", self._memo.misses),
         ):
-            yield CounterMetricFamily(f"{_NAMESPACE}_{name}", text, value=value)
+            yield CounterMetricFamily(f"{NAMESPACE}_{name}", text, value=value)
 
 
 class RouterMetrics:
@@ -107,7 +107,7 @@ class RouterMetrics:
         self._seconds = Histogram(
             "decision_seconds",
             "Time from a whole question to its answer.",
-            namespace=_NAMESPACE,
+            namespace=NAMESPACE,
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -263,10 +263,10 @@ class RouterMetrics:
         return HttpResponse(404)
 
     def _counter(self, name: str, text: str, labels: str = "") -> Counter:
-        return Counter(name, text, labels.split(), namespace=_NAMESPACE, registry=self.registry)
+        return Counter(name, text, labels.split(), namespace=NAMESPACE, registry=self.registry)
 
     def _gauge(self, name: str, text: str, labels: str = "") -> Gauge:
-        return Gauge(name, text, labels.split(), namespace=_NAMESPACE, registry=self.registry)
+        return Gauge(name, text, labels.split(), namespace=NAMESPACE, registry=self.registry)
 
     def _show(self, name: str, text: str, value: Callable[[], float]) -> None:
         self._gauge(name, text).set_function(value)

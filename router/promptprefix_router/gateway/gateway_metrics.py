@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-_NAMESPACE = "promptprefix_router"
+from promptprefix_router.metrics import NAMESPACE
+
 _ENDS = ("finished", "refused", "cancelled", "protocol-error", "drained")
 _SERVED = ("picked", "fallback", "other")
 
@@ -24,7 +25,7 @@ class GatewayMetrics:
             "gateway_exchanges",
             "Ended exchanges with gateways, by how they ended.",
             ["end"],
-            namespace=_NAMESPACE,
+            namespace=NAMESPACE,
             registry=registry,
         )
         for end in _ENDS:
@@ -33,7 +34,7 @@ class GatewayMetrics:
             "gateway_served",
             "Responses by whether they came from the picked endpoint, as gateways tell.",
             ["endpoint"],
-            namespace=_NAMESPACE,
+            namespace=NAMESPACE,
             registry=registry,
         )
         for endpoint in _SERVED:
@@ -42,7 +43,7 @@ class GatewayMetrics:
             ("gateway_open_exchanges", "Exchanges with gateways that are open.", open_exchanges),
             ("gateway_held_bytes", "Bytes of request bodies held until decided.", held_bytes),
         ):
-            gauge = Gauge(name, text, namespace=_NAMESPACE, registry=registry)
+            gauge = Gauge(name, text, namespace=NAMESPACE, registry=registry)
             gauge.set_function(value)
 
     def ended(self, end: str) -> None:

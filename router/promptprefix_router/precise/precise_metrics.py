@@ -7,10 +7,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from promptprefix_router.metrics import NAMESPACE
 from promptprefix_router.precise.pod_blocks import FeedState
 from promptprefix_router.precise.token_request import Fallback
 
-_NAMESPACE = "promptprefix_router"
 _FEEDS = ("whole", "ended", "silent", "unreachable", "refused", "invalid")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -43,7 +43,7 @@ class PreciseMetrics:
         self._seconds = Histogram(
             "precise_token_seconds",
             "Time that requests waited for their tokens.",
-            namespace=_NAMESPACE,
+            namespace=NAMESPACE,
             buckets=_SECONDS,
             registry=registry,
         )
@@ -72,10 +72,10 @@ class PreciseMetrics:
         self._feeds.labels(result).inc()
 
     def _counter(self, name: str, text: str, labels: str = "") -> Counter:
-        return Counter(name, text, labels.split(), namespace=_NAMESPACE, registry=self._registry)
+        return Counter(name, text, labels.split(), namespace=NAMESPACE, registry=self._registry)
 
     def _gauge(self, name: str, text: str, labels: str = "") -> Gauge:
-        return Gauge(name, text, labels.split(), namespace=_NAMESPACE, registry=self._registry)
+        return Gauge(name, text, labels.split(), namespace=NAMESPACE, registry=self._registry)
 
 
 def _count(states: Callable[[], Mapping[FeedState, int]], state: FeedState) -> int:

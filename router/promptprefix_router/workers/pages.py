@@ -10,10 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from promptprefix_router.metrics import NAMESPACE
+
 _COUNTED = ("counter", "histogram", "summary")
 
 _PARTS = frozenset(
-    f"promptprefix_router_{name}"
+    f"{NAMESPACE}_{name}"
     for name in (
         "memo_entries",
         "history_chunks",
@@ -25,7 +27,7 @@ _PARTS = frozenset(
 """Gauges of which each worker shows its part. Of all others the largest is told: they show the same
 thing, and the worker that is furthest behind shows most."""
 
-DECISIONS = "promptprefix_router_decisions_total"
+DECISIONS = f"{NAMESPACE}_decisions_total"
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 

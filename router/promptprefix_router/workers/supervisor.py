@@ -22,6 +22,7 @@ from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
 from promptprefix_router.http_connection import Answer
 from promptprefix_router.matching.near_misses import EXAMPLES
 from promptprefix_router.matching.near_misses import PATH as NEAR_MISSES
+from promptprefix_router.metrics import NAMESPACE
 from promptprefix_router.workers.pages import Pages
 from promptprefix_router.workers.worker_link import NoAnswerError
 
@@ -86,21 +87,21 @@ class Supervisor:
         self._log = structlog.get_logger("workers")
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        name = "promptprefix_router"
-        Gauge("workers", "Workers that run.", namespace=name, registry=self._registry).set_function(
-            lambda: len(self._running)
+        workers = Gauge(
+            "workers", "Workers that run.", namespace=NAMESPACE, registry=self._registry
         )
+        workers.set_function(lambda: len(self._running))
         self._restarts = Counter(
             "worker_restarts",
             "Workers started in place of one that ended.",
-            namespace=name,
+            namespace=NAMESPACE,
             registry=self._registry,
         )
         self._decisions = Gauge(
             "worker_decisions",
             "Decisions of each worker since it began.",
             ["worker"],
-            namespace=name,
+            namespace=NAMESPACE,
             registry=self._registry,
         )
 
