@@ -87,7 +87,7 @@ class RouterSettings(BaseSettings):
     history_chunks: int = Field(default=262_144, ge=1, le=16_777_216)
     """Chunks of prompts (1 KiB) whose endpoints are remembered (about 350 bytes each)."""
     precise_max_blocks: int = Field(default=1_048_576, ge=1, le=67_108_864)
-    """In the mode ``precise``: names of blocks that are kept (about 150 bytes each)."""
+    """In the mode ``precise``: names of blocks that are kept (at most 120 bytes each)."""
     precise_timeout_ms: int = Field(default=150, ge=1, le=9_000)
     """In the mode ``precise``: how long an undeclared request waits for its tokens at most."""
     tokens_per_active_request: int = Field(

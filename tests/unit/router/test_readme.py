@@ -13,10 +13,14 @@ from promptprefix_router.gateway.gateway_metrics import GatewayMetrics
 from promptprefix_router.matching.matcher import MatchKind
 from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
+from promptprefix_router.precise.pod_blocks import FeedState
+from promptprefix_router.precise.precise_metrics import PreciseMetrics
+from promptprefix_router.precise.token_request import Fallback
 from promptprefix_router.rewriting.respelling import RewriteResult
 from promptprefix_router.settings import RouterSettings
 
 README = Path(__file__).parents[3] / "router" / "README.md"
+PRECISE = README.parents[1] / "docs" / "precise-mode.md"
 ROW = re.compile(r"^\| (`[A-Z_, `]+`) \| ([^|]*) \|", re.MULTILINE)
 
 
@@ -44,6 +48,7 @@ def metrics() -> list[str]:
     """Return the names of all metrics, without what they have in common."""
     registry = RouterMetrics(FingerprintMemo(1), time.monotonic).registry
     GatewayMetrics(registry, lambda: 0, lambda: 0)
+    PreciseMetrics(registry, lambda: dict.fromkeys(FeedState, 0), lambda: 0, lambda: 0, lambda: 0)
     families = [each for each in registry.collect() if each.name.startswith("promptprefix_")]
     return [
         each.name.removeprefix("promptprefix_router_") + "_total" * (each.type == "counter")
@@ -56,6 +61,12 @@ def test_every_metric_and_word_is_told(word: str) -> None:
     text = README.read_text()
     told = text[text.index("## Metrics") : text.index("## Cost")]
     assert re.search(rf"`{word}[`{{]", told)
+
+
+@pytest.mark.parametrize("reason", Fallback)
+def test_every_fallback_of_the_precise_mode_is_told(reason: str) -> None:
+    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", PRECISE.read_text(), re.MULTILINE)
+    assert f"`{reason}`" in ", ".join(rows).split(", ")
 
 
 def test_every_package_is_told() -> None:
