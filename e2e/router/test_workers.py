@@ -157,6 +157,31 @@ async def test_a_worker_that_dies_loses_no_request(workers: RouterStack, number:
     assert told == "warm;match=fingerprint"
 
 
+async def test_a_worker_that_dies_is_asked_no_more_for_a_tenant(workers: RouterStack) -> None:
+    """What it is asked meanwhile ends at the fence: two of each second in which it may be back."""
+    salted = prefix().model_copy(update={"owner": "acme", "salt": "salt-of-acme-0123456789"})
+    await workers.publish((salted,), pool(workers.engines, warm="b"))
+    answers: list[int] = []
+    stopping = asyncio.Event()
+
+    async def load() -> None:
+        while not stopping.is_set():
+            answers.append((await ask(workers, declared(), x_team="acme")).status_code)
+
+    async def back() -> bool:
+        return len(_processes(workers)) == WORKERS and await _ready(workers)
+
+    os.kill(_processes(workers)[1], signal.SIGKILL)
+    task = asyncio.create_task(load())
+    await asyncio.sleep(2.5)
+    await until(back, "there are two again", START_S)
+    stopping.set()
+    await task
+    assert set(answers) <= {200, 503}
+    assert answers.count(503) < 16 < len(answers)
+    await workers.publish((prefix(),), pool(workers.engines, warm="b"))
+
+
 async def test_the_leader_ends_last_and_says_so(workers: RouterStack) -> None:
     control = workers.fake_control
     await asyncio.gather(*(ask(workers, declared()) for _ in range(32)))

@@ -135,7 +135,11 @@ def _picker_cluster(settings: RouterSettings) -> EnvoyConfig:
         return _local_cluster(PICKER_CLUSTER, address)
     pipes = [{"pipe": {"path": str(each)}} for each in settings.decision_sockets]
     cluster = _local_cluster(PICKER_CLUSTER, *pipes)
-    return cluster if len(pipes) == 1 else cluster | {"outlier_detection": _leave_out_the_dead()}
+    if len(pipes) == 1:
+        return cluster
+    # Else who is left out again is asked for another second: Envoy merges changes of health.
+    at_once = {"update_merge_window": "0s"}
+    return cluster | {"outlier_detection": _leave_out_the_dead(), "common_lb_config": at_once}
 
 
 def _port(host: str, port: int) -> EnvoyConfig:

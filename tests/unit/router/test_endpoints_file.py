@@ -119,6 +119,7 @@ def test_envoy_asks_each_worker_in_turn(tmp_path: Path) -> None:
         "picker-2.sock",
     ]
     assert "outlier_detection" in picker
+    assert picker["common_lb_config"] == {"update_merge_window": "0s"}
 
 
 @pytest.mark.parametrize(
