@@ -90,14 +90,11 @@ class Picker:
         self._rewriter.retain(routes.contents)
         self._tally.retain(routes.ids)
 
-    def decide(self, question: Question) -> Decision:
-        """Return what shall happen to a request at once, and count it."""
-        started = self._clock()
-        considered = self._considered(question)
-        return self._decided(question, considered, started)
-
     def consult(self, question: Question) -> Decision | Awaitable[Decision]:
-        """Return what `decide` returns, or what gives it once the prompt's tokens are known."""
+        """Return what shall happen to a request, and count it.
+
+        Where its prompt's tokens are waited for, return what gives that.
+        """
         started = self._clock()
         considered = self._considered(question)
         if self._tokens is not None and isinstance(considered, _Considered):

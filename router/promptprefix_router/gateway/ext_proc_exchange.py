@@ -45,21 +45,21 @@ _FULL_DUPLEX = BodyMode.FULL_DUPLEX_STREAMED
 
 
 Steps: TypeAlias = Generator[Question, Decision, Sequence[Answer]]
-"""Gives the question that is to be decided, if any, takes the decision, and returns answers."""
+"""Gives the question that is to be decided, if any, takes the decision, and returns answers.
+
+A decision without a refusal has an endpoint.
+"""
 
 
 class ProtocolError(ValueError):
     """The gateway said something out of turn."""
 
 
-class Decider(Protocol):
-    """Who decides."""
+class Resolver(Protocol):
+    """Who knows what the bodies are for; who decides is asked by `Steps`."""
 
     def resolves(self, name: str, tenant: str) -> bool:
         """Return whether the prefix ``name`` decides without the body."""
-
-    def decide(self, question: Question) -> Decision:
-        """Return the decision; one without a refusal has an endpoint."""
 
     def rewritten(self, decision: Decision, body: bytes) -> bytes | None:
         """Return what a whole ``body`` becomes by a decision; None to leave it."""
@@ -82,8 +82,8 @@ class Exchange:
     `close` must be called at the end.
     """
 
-    def __init__(self, decider: Decider, limit: int, budget: HoldBudget) -> None:
-        self._decider = decider
+    def __init__(self, resolver: Resolver, limit: int, budget: HoldBudget) -> None:
+        self._resolver = resolver
         self._limit = limit
         self._budget = budget
         self._phase = _Phase.START
@@ -116,25 +116,11 @@ class Exchange:
         self._budget.give(len(self._held))
         self._held.clear()
 
-    def feed(self, event: Event) -> Sequence[Answer]:
-        """Return the answers to ``event`` in order, decided at once. Raises `ProtocolError`."""
-        return self._at_once(self.steps(event))
-
-    def hurry(self) -> Sequence[Answer]:
-        """Decide at once by what is held: the client takes too long."""
-        return self._at_once(self.hurried()) if self.holding else ()
-
-    def _at_once(self, steps: Steps) -> Sequence[Answer]:
-        try:
-            question = next(steps)
-            while True:
-                question = steps.send(self._decider.decide(question))
-        except StopIteration as end:
-            answers: Sequence[Answer] = end.value
-            return answers
-
     def steps(self, event: Event) -> Steps:
-        """Give the question of ``event``, if any, and then its answers. Raises `ProtocolError`."""
+        """Give the question of ``event``, if any, then its answers in order.
+
+        Raises `ProtocolError`.
+        """
         if isinstance(event, RequestHead):
             return (yield from self._on_request_head(event))
         if self._phase is _Phase.START:
@@ -161,7 +147,7 @@ class Exchange:
         self._head = head
         self._modes = modes = head.modes or FULL_DUPLEX
         self._request_ended = head.end_of_stream
-        named = head.prefix_name is not None and self._decider.resolves(
+        named = head.prefix_name is not None and self._resolver.resolves(
             head.prefix_name, head.tenant
         )
         if head.end_of_stream or named or modes.request not in (*_BUFFERED, _FULL_DUPLEX):
@@ -258,7 +244,7 @@ class Exchange:
         return answer(Steering(decision.destination, head.forged))
 
     def _rewritten(self, body: bytes) -> bytes | None:
-        return self._decider.rewritten(self.decision, body) if self.decision is not None else None
+        return self._resolver.rewritten(self.decision, body) if self.decision is not None else None
 
     def _answer_head(self, steering: Steering | None) -> RequestHeadAnswer:
         """Answer the headers, and ask to be spared what the rest does not need.

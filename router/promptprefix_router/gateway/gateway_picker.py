@@ -50,13 +50,11 @@ class GatewayPicker:
         prefixes = routes.named(name, None, tenant)
         return bool(prefixes) and not prefixes[0].salt and routes.reusable(prefixes, tenant)
 
-    def decide(self, question: Question) -> Decision:
-        """Return the decision at once; one without a refusal has an endpoint."""
-        asked = self._asked(question)
-        return self._completed(asked, self._picker.decide(asked))
-
     def consult(self, question: Question) -> Decision | Awaitable[Decision]:
-        """Return what `decide` returns, or what gives it once the prompt's tokens are known."""
+        """Return the decision, or what gives it once the prompt's tokens are known.
+
+        One without a refusal has an endpoint.
+        """
         asked = self._asked(question)
         decision = self._picker.consult(asked)
         if isinstance(decision, Decision):

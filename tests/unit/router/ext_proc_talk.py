@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from promptprefix_router.choosing.chooser import Outcome
 from promptprefix_router.decision import COMMAND_REFUSED, Decision
 from promptprefix_router.gateway.ext_proc_events import (
+    Answer,
     BodyMode,
     BodyModes,
+    Event,
     RequestBody,
     RequestHead,
     RequestHeadAnswer,
     Steering,
 )
-from promptprefix_router.gateway.ext_proc_exchange import Exchange
+from promptprefix_router.gateway.ext_proc_exchange import Exchange, Steps
 from promptprefix_router.gateway.hold_budget import HoldBudget
 from promptprefix_router.matching.matcher import MatchKind, Question
 
@@ -51,9 +55,34 @@ class Asked:
         return Decision(Outcome.LEAST_LOADED, MatchKind.UNDECLARED, FIRST, (SECOND,))
 
 
-def exchange(asked: Asked, budget: HoldBudget | None = None) -> Exchange:
+class Talk(Exchange):
+    """An exchange whose questions are decided at once."""
+
+    def __init__(self, asked: Asked, budget: HoldBudget) -> None:
+        super().__init__(asked, LIMIT, budget)
+        self._asked = asked
+
+    def feed(self, event: Event) -> Sequence[Answer]:
+        """Return the answers to ``event``."""
+        return self._at_once(self.steps(event))
+
+    def hurry(self) -> Sequence[Answer]:
+        """Return the answers when the client takes too long."""
+        return self._at_once(self.hurried()) if self.holding else ()
+
+    def _at_once(self, steps: Steps) -> Sequence[Answer]:
+        try:
+            question = next(steps)
+            while True:
+                question = steps.send(self._asked.decide(question))
+        except StopIteration as end:
+            answers: Sequence[Answer] = end.value
+            return answers
+
+
+def exchange(asked: Asked, budget: HoldBudget | None = None) -> Talk:
     """Return a new exchange."""
-    return Exchange(asked, LIMIT, budget or HoldBudget(10 * LIMIT))
+    return Talk(asked, budget or HoldBudget(10 * LIMIT))
 
 
 def head(

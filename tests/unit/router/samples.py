@@ -13,6 +13,10 @@ from promptprefix_router.choosing.cost import CostKnobs
 from promptprefix_router.choosing.load import LoadLedger
 from promptprefix_router.choosing.prompt_history import PromptHistory
 from promptprefix_router.control.routes import Routes
+from promptprefix_router.decision import Decision
+from promptprefix_router.gateway.gateway_picker import GatewayPicker
+from promptprefix_router.matching.matcher import Question
+from promptprefix_router.picker import Picker
 
 TENANT = "ml"
 MODEL = "m"
@@ -23,6 +27,13 @@ PAYLOAD = Payload(
     '{"name":"f","parameters":{"type":"object","x":1.0}}}]',
 )
 SCHEMA = {"x": 1, "type": "object"}
+
+
+def decided(picker: Picker | GatewayPicker, question: Question) -> Decision:
+    """Return a decision for which nothing is waited."""
+    decision = picker.consult(question)
+    assert isinstance(decision, Decision)
+    return decision
 
 
 def chat(user: str = "hi", **changes: Any) -> bytes:

@@ -20,7 +20,7 @@ from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 
-from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
+from .samples import DIGEST, chat, chooser, decided, endpoint, prefix, routes
 
 WARM = routes(
     endpoint(1, warm=(DIGEST,)),
@@ -76,7 +76,7 @@ def test_paths_under_a_gateways_own(path: str, known: str) -> None:
 )
 def test_only_the_subset_is_chosen_from(subset: set[str] | None, address: str | None) -> None:
     allowed = None if subset is None else frozenset(subset)
-    decision = gateway()[0].decide(Question(f"/t{CHAT}", chat(), subset=allowed))
+    decision = decided(gateway()[0], Question(f"/t{CHAT}", chat(), subset=allowed))
     assert (decision.endpoint.address if decision.endpoint else None) == address
     if address is None:
         assert decision.refusal is not None
@@ -89,7 +89,7 @@ def test_an_unknown_model_goes_to_the_engines_in_turn() -> None:
     question = Question(CHAT, chat(model="nobody's"))
     places = []
     for _ in range(3):
-        decision = picker.decide(question)
+        decision = decided(picker, question)
         assert decision.endpoint is not None
         assert decision.refusal is None
         places.append(decision.endpoint.address)
@@ -99,7 +99,7 @@ def test_an_unknown_model_goes_to_the_engines_in_turn() -> None:
 def test_without_ready_endpoints_every_request_is_refused() -> None:
     picker, _, _ = gateway(routes(endpoint(1, ready=False)))
     for body in (chat(), b"", b"{"):
-        refusal = picker.decide(Question(CHAT, body)).refusal
+        refusal = decided(picker, Question(CHAT, body)).refusal
         assert refusal is not None
         assert refusal.status == 503
 
@@ -152,7 +152,7 @@ def test_the_remembered_pool() -> None:
 def test_a_tenants_request_without_a_body_needs_no_salt() -> None:
     table = routes(endpoint(1), prefixes=(prefix(owner="acme", salt="the-salt-of-acme"),))
     picker = gateway(table)[0]
-    assert picker.decide(Question("/v1/models", b"", tenant="acme")).refusal is None
-    refusal = picker.decide(Question("/v1/models", b"", partial=True, tenant="acme")).refusal
+    assert decided(picker, Question("/v1/models", b"", tenant="acme")).refusal is None
+    refusal = decided(picker, Question("/v1/models", b"", partial=True, tenant="acme")).refusal
     assert refusal is not None
     assert refusal.status == 413

@@ -21,7 +21,7 @@ from promptprefix_router.matching.memo import FingerprintMemo
 from promptprefix_router.metrics import RouterMetrics
 from promptprefix_router.picker import Picker
 
-from .samples import DIGEST, TENANT, chat, chooser, endpoint, prefix, routes
+from .samples import DIGEST, TENANT, chat, chooser, decided, endpoint, prefix, routes
 
 LIMIT = 4096
 
@@ -63,7 +63,7 @@ def test_the_header_of_envoy_says_partial(picker: Picker) -> None:
 
 
 def test_a_decision_names_everything_that_a_door_tells(picker: Picker) -> None:
-    decision = picker.decide(Question("/v1/chat/completions", chat()))
+    decision = decided(picker, Question("/v1/chat/completions", chat()))
     assert decision.outcome is Outcome.WARM
     assert decision.match is MatchKind.FINGERPRINT
     assert decision.endpoint is not None
@@ -74,10 +74,10 @@ def test_a_decision_names_everything_that_a_door_tells(picker: Picker) -> None:
 def test_only_endpoints_of_the_subset_are_chosen(picker: Picker) -> None:
     subset = frozenset({"10.0.0.2:8000", "10.0.0.9:8000"})
     question = Question("/v1/chat/completions", chat(), subset=subset)
-    decision = picker.decide(question)
+    decision = decided(picker, question)
     assert decision.summary == "cold;match=fingerprint"
     assert decision.destination == "10.0.0.2:8000"
-    nowhere = picker.decide(Question("/v1/chat/completions", chat(), subset=frozenset()))
+    nowhere = decided(picker, Question("/v1/chat/completions", chat(), subset=frozenset()))
     assert nowhere.summary == "unrouted;match=fingerprint"
     assert nowhere.destination == ""
 
@@ -165,7 +165,7 @@ def test_a_tenant_whose_salt_nobody_can_read_is_refused_by_each_door() -> None:
     blind.use(routes(endpoint(1), prefixes=(prefix(),), tenants=(unread,)))
 
     def decide(tenant: str, body: bytes = b"{}", partial: bool = False) -> Decision:
-        return blind.decide(Question("/v1/chat/completions", body, partial, tenant=tenant))
+        return decided(blind, Question("/v1/chat/completions", body, partial, tenant=tenant))
 
     for refused in (decide("acme"), decide("acme", b"", partial=True)):
         assert refused.refusal is not None

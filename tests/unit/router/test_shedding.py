@@ -28,7 +28,7 @@ from promptprefix_router.picker import Picker
 from promptprefix_router.settings import RouterSettings
 from promptprefix_router.shedding import NO_SHEDDING, Shedding
 
-from .samples import DIGEST, chat, chooser, endpoint, prefix, routes
+from .samples import DIGEST, chat, chooser, decided, endpoint, prefix, routes
 
 CHAT = "/v1/chat/completions"
 BATCH = Shedding("x-objective", frozenset({"batch"}), 4)
@@ -52,8 +52,8 @@ def picker(*loads: int, saturated_at: int = 4, ready: bool = True) -> Picker:
     return made
 
 
-def decided(made: Picker, sheddable: bool = True, body: bytes = b"") -> Decision:
-    return made.decide(Question(CHAT, body or chat(), sheddable=sheddable))
+def asked(made: Picker, sheddable: bool = True, body: bytes = b"") -> Decision:
+    return decided(made, Question(CHAT, body or chat(), sheddable=sheddable))
 
 
 @pytest.mark.parametrize(
@@ -71,34 +71,34 @@ def decided(made: Picker, sheddable: bool = True, body: bytes = b"") -> Decision
 def test_when_a_request_is_shed(
     loads: tuple[int, ...], sheddable: bool, saturated_at: int, shed: bool
 ) -> None:
-    decision = decided(picker(*loads, saturated_at=saturated_at), sheddable)
+    decision = asked(picker(*loads, saturated_at=saturated_at), sheddable)
     assert (decision.outcome is Outcome.SHED) is shed
     assert (decision.endpoint is None) is shed
 
 
 def test_what_is_sent_on_its_way_counts_and_what_is_shed_does_not() -> None:
     made = picker(2, 4)
-    outcomes = [decided(made).outcome for _ in range(6)]
+    outcomes = [asked(made).outcome for _ in range(6)]
     assert outcomes == [Outcome.WARM] * 2 + [Outcome.SHED] * 4
 
 
 def test_only_those_that_serve_the_model_are_asked() -> None:
     for body in (b'{"model":"another","messages":[]}', b'{"messages":[]}', b"{"):
-        assert decided(picker(4, 4), body=body).outcome is Outcome.SHED
-        assert decided(picker(4, 0), body=body).outcome is Outcome.UNROUTED
-    assert decided(picker(4, 4, ready=False)).outcome is Outcome.UNROUTED
+        assert asked(picker(4, 4), body=body).outcome is Outcome.SHED
+        assert asked(picker(4, 0), body=body).outcome is Outcome.UNROUTED
+    assert asked(picker(4, 4, ready=False)).outcome is Outcome.UNROUTED
     only = Question(CHAT, chat(), subset=frozenset(ADDRESSES[:1]), sheddable=True)
-    assert picker(4, 0).decide(only).outcome is Outcome.SHED
-    assert picker(0, 4).decide(only).outcome is Outcome.WARM
+    assert decided(picker(4, 0), only).outcome is Outcome.SHED
+    assert decided(picker(0, 4), only).outcome is Outcome.WARM
 
 
 def test_a_refusal_says_when_to_come_back_to_each_another_time() -> None:
     made = picker(4, 4)
-    refusals = [decided(made).refusal for _ in range(8)]
+    refusals = [asked(made).refusal for _ in range(8)]
     waits = [dict(each.headers)["retry-after"] for each in refusals if each is not None]
     assert waits == ["2", "3", "4", "5"] * 2
     assert all(each is not None and each.status == 429 for each in refusals)
-    decision = decided(made)
+    decision = asked(made)
     assert decision.match is MatchKind.FINGERPRINT
     assert decision.summary == "shed;match=fingerprint"
 
