@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from promptprefix.tokens import token_bytes
+from promptprefix.tokens import TOKEN_BYTES, token_bytes
 
 BLOCKS_PATH: Final = "/v1/blocks"
 STREAM_VERSION: Final = 1
@@ -40,7 +40,6 @@ MAX_TEXT: Final = 256
 """Characters of an epoch or a model's name in a `Hello`."""
 
 _HEADER_BYTES: Final = 5
-_TOKEN_BYTES: Final = 4
 
 
 class StreamError(ValueError):
@@ -105,7 +104,7 @@ def chain(
     if block_size < 1:
         raise ValueError("a block has at least one token")
     data = tokens if isinstance(tokens, bytes) else token_bytes(tokens)
-    size = block_size * _TOKEN_BYTES
+    size = block_size * TOKEN_BYTES
     hashed, key, names = hashlib.blake2b, keys.names, []
     for end in range(size, len(data) + 1, size):
         parent = hashed(parent + data[end - size : end], digest_size=NAME_BYTES, key=key).digest()

@@ -33,6 +33,10 @@ def whole_blocks(head: Sequence[int], block_size: int) -> tuple[int, ...]:
     return tuple(head[: len(head) - len(head) % block_size])
 
 
+TOKEN_BYTES = 4
+"""Of one id in `token_bytes`."""
+
+
 def token_bytes(token_ids: Sequence[int]) -> bytes:
     """Return the ids as consecutive 4-byte little-endian unsigned integers."""
     return struct.pack(f"<{len(token_ids)}I", *token_ids)

@@ -169,7 +169,7 @@ def unreadable(source: Source, cause: str) -> SourceText:
 def unserved_pool() -> SourceText:
     """Return the reading of an InferencePool where the cluster knows no such kind."""
     error = (
-        "the cluster does not serve inference.networking.k8s.io/v1: install the CRDs of the "
+        f"the cluster does not serve {POOL_GROUP}/{POOL_VERSION}: install the CRDs of the "
         "Gateway API Inference Extension, or use spec.pods.selector."
     )
     return SourceText(None, None, Reason.POOL_NOT_FOUND, error)

@@ -59,11 +59,6 @@ class PreciseMode:
         self._log = structlog.get_logger("precise")
         blocks.changed = self._look
 
-    @property
-    def in_force(self) -> bool:
-        """Whether some pod tells of its blocks, and engines answer."""
-        return self._in_force
-
     def use(self, routes: Routes) -> None:
         """Ask the engines of these routes from now on."""
         self._routes = routes

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from promptprefix.block_stream import BlockKeys, chain, root_name
-from promptprefix.tokens import token_bytes
-
-TOKEN_BYTES = 4
+from promptprefix.tokens import TOKEN_BYTES, token_bytes
 
 MOST_BLOCKS = 16_384
 """Blocks of a prompt that are named, some 20 ms of work; what is behind them decides nothing."""

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from promptprefix_router.control.control_link import Backoff
+from promptprefix_router.control.control_link import BACKOFF, Backoff
 from promptprefix_router.doors.http_door import HttpRequest, HttpResponse
 from promptprefix_router.http_connection import Answer
 from promptprefix_router.matching.near_misses import EXAMPLES
@@ -35,7 +35,6 @@ STUCK_S = 60.0
 """A worker that answers nothing for so long is killed."""
 STEADY_S = 60.0
 """A worker that ends after so long is started again at once."""
-BACKOFF = Backoff()
 
 _TEXT = (("content-type", "text/plain"),)
 

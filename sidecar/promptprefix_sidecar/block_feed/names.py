@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from promptprefix.block_stream import BlockKeys, chain, root_name
+from promptprefix.tokens import TOKEN_BYTES
 from promptprefix_sidecar.block_feed.waiting import Nameless, Waiting
 from promptprefix_sidecar.kv_events.events import (
     GPU,
@@ -19,7 +20,7 @@ from promptprefix_sidecar.kv_events.events import (
     Removed,
     Stored,
 )
-from promptprefix_sidecar.kv_events.index import MAX_GROUPS, TOKEN_BYTES, WHOLE_PREFIX
+from promptprefix_sidecar.kv_events.index import MAX_GROUPS, WHOLE_PREFIX
 
 MAX_BLOCKS = 131_072
 MAX_EARLY = 16_384

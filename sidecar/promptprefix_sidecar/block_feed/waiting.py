@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from promptprefix.tokens import TOKEN_BYTES
 from promptprefix_sidecar.kv_events.events import BlockHash, Stored
-from promptprefix_sidecar.kv_events.index import TOKEN_BYTES
 
 MAX_WAITING = 8_192
 MAX_NAMELESS = 32_768

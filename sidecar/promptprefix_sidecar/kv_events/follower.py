@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from promptprefix.tokens import TOKEN_BYTES
 from promptprefix.wire import Phase, Placement
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
@@ -13,7 +14,7 @@ from promptprefix_sidecar.control_client import ControlError
 from promptprefix_sidecar.head import Head
 from promptprefix_sidecar.kv_events.effects import with_residencies
 from promptprefix_sidecar.kv_events.events import Batch
-from promptprefix_sidecar.kv_events.index import TOKEN_BYTES, HeadKey, Index
+from promptprefix_sidecar.kv_events.index import HeadKey, Index
 from promptprefix_sidecar.lifecycle import backoff
 from promptprefix_sidecar.snapshot import FOREVER, NEVER, Snapshot
 

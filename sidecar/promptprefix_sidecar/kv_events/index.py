@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from promptprefix.tokens import TOKEN_BYTES
 from promptprefix_sidecar.kv_events.events import (
     GPU,
     BlockHash,
@@ -19,7 +20,6 @@ from promptprefix_sidecar.kv_events.events import (
     Stored,
 )
 
-TOKEN_BYTES = 4
 MAX_GROUPS = 16
 """KV groups of a model that are told apart; blocks of others are passed over."""
 

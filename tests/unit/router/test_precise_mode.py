@@ -106,7 +106,6 @@ async def test_engines_that_are_away_cost_a_fallback_and_then_the_mode(
         assert told == "seen;match=undeclared"
         assert stand.fallbacks() == {"unreachable": 4, "paused": FAILURES}
         assert stand.told == [True, False]
-        assert not stand.mode.in_force
         stand.now += 1
         stand.away = False
         assert (await stand.ask(asked()))[1].startswith("held")

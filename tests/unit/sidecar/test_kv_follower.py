@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from promptprefix.tokens import TOKEN_BYTES
 from promptprefix.wire import Placement
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError
 from promptprefix_sidecar.kv_events.events import Batch, Stored
 from promptprefix_sidecar.kv_events.follower import Follower
-from promptprefix_sidecar.kv_events.index import TOKEN_BYTES, Index
+from promptprefix_sidecar.kv_events.index import Index
 from promptprefix_sidecar.snapshot import Record
 
 from .records import prepared, snapshot
