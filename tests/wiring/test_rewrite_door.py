@@ -15,7 +15,7 @@ import pytest_asyncio
 from e2e.router.stack import free_ports
 from promptprefix.fingerprint import payload_fingerprint
 from promptprefix.payload import Payload
-from promptprefix.wire import Revision, RoutePrefix, RouteTable
+from promptprefix.wire import Revision, RoutePrefix, RouteTable, TenantSalt
 from promptprefix_router.choosing.chooser import Chooser
 from promptprefix_router.choosing.cost import CostKnobs
 from promptprefix_router.choosing.load import LoadLedger
@@ -50,10 +50,10 @@ class Stand:
             Rewriter(Speller(lambda _digest: PAYLOAD, 8)),
         )
         self.declare(normalize=True)
-        self.door = RewriteDoor(self.picker, self.metrics, LIMIT)
+        self.door = RewriteDoor(self.picker, self.metrics, LIMIT, "x-team")
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
-    def declare(self, **fields: Any) -> None:
+    def declare(self, tenants: tuple[TenantSalt, ...] = (), **fields: Any) -> None:
         prefix = RoutePrefix(
             name="p",
             tenant=TENANT,
@@ -63,7 +63,7 @@ class Stand:
             **fields,
         )
         revision = Revision(term=1, number=1)
-        table = RouteTable(revision=revision, prefixes=(prefix,), endpoints=())
+        table = RouteTable(revision=revision, prefixes=(prefix,), endpoints=(), tenants=tenants)
         self.picker.use(Routes.from_table(table, TENANT))
 
     async def hand_over(self, body: bytes, **headers: str) -> Any:
@@ -154,3 +154,20 @@ async def test_a_message_that_is_none_ends_the_stream(stand: Stand) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["no-salt", "no-table"])
+async def test_a_salt_that_only_another_worker_knows_is_never_left_out(
+    stand: Stand, known: bool
+) -> None:
+    """The one that decided knew it, and Envoy handed the body to this one."""
+    stand.declare((TenantSalt(namespace=TENANT, tenant="acme"),))
+    if not known:
+        stand.picker.use(Routes())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stand.hand_over(body(), **{"x-team": "acme"})
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    stand.declare((TenantSalt(namespace=TENANT, tenant="acme", salt="salt-of-acme-0123456789"),))
+    answer = await stand.hand_over(body(), **{"x-team": "acme"})
+    changed = json.loads(answer.request_body.response.body_mutation.body)
+    assert changed["cache_salt"] == "salt-of-acme-0123456789"

@@ -108,9 +108,10 @@ class RewriteDoor:
                 head = _head(message, self._tenant_header)
                 await context.write(ProcessingResponse(request_headers={}).SerializeToString())
             elif message.HasField("request_body"):
-                if self._picker.routes.revision is None:
-                    # A picker that has just started can't know which salt is due.
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "no route table")
+                routes = self._picker.routes
+                if routes.revision is None or routes.lacks_salt(head.tenant):
+                    # Another worker that knows which salt is due, or another table, decided.
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "no table with the salt")
                 answer = self._answer(head, message.request_body.body)
                 await context.write(answer.SerializeToString())
 
