@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import pytest_asyncio
 
-from e2e.router.fake_control import FakeControl
-from e2e.router.fake_engine import FakeEngine
 from e2e.router.gateway_stack import GatewayStack
 from e2e.router.samples import pool, prefix
-from e2e.router.stack import RouterStack, public_folder
+from e2e.router.stack import RouterStack, surroundings
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def whole_stack() -> AsyncIterator[RouterStack]:
     """Start everything once; Envoy runs as nobody and reads one folder."""
-    async with AsyncExitStack() as closing:
-        folder = closing.enter_context(public_folder())
-        control = await FakeControl(folder).start()
-        closing.push_async_callback(control.stop)
-        engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
-        for engine in engines:
-            closing.push_async_callback(engine.stop)
+    async with surroundings() as (folder, control, engines):
         stack = RouterStack(folder / "envoy", control, engines)
-        closing.push_async_callback(stack.stop)
-        yield await stack.start()
+        try:
+            yield await stack.start()
+        finally:
+            await stack.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="package")
@@ -48,16 +41,12 @@ async def stack(whole_stack: RouterStack) -> AsyncIterator[RouterStack]:
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def whole_gateway() -> AsyncIterator[GatewayStack]:
     """Start a picker with its gateway door, and an Envoy that stands for a gateway."""
-    async with AsyncExitStack() as closing:
-        folder = closing.enter_context(public_folder())
-        control = await FakeControl(folder).start()
-        closing.push_async_callback(control.stop)
-        engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
-        for engine in engines:
-            closing.push_async_callback(engine.stop)
+    async with surroundings() as (folder, control, engines):
         gateway = GatewayStack(folder, control, engines)
-        closing.push_async_callback(gateway.stop)
-        yield await gateway.start()
+        try:
+            yield await gateway.start()
+        finally:
+            await gateway.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="package")

@@ -7,8 +7,8 @@ import re
 import socket
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -49,6 +49,19 @@ def public_folder() -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         yield folder
+
+
+@asynccontextmanager
+async def surroundings() -> AsyncIterator[tuple[Path, FakeControl, list[FakeEngine]]]:
+    """Give what a router needs around it: a public folder, an operator and three engines."""
+    async with AsyncExitStack() as closing:
+        folder = closing.enter_context(public_folder())
+        control = await FakeControl(folder).start()
+        closing.push_async_callback(control.stop)
+        engines = [await FakeEngine(name).start() for name in ("a", "b", "c")]
+        for engine in engines:
+            closing.push_async_callback(engine.stop)
+        yield folder, control, engines
 
 
 @dataclass
