@@ -12,40 +12,28 @@ and keys that stand twice. So does this module.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from promptprefix.pin_command import XARG
+from promptprefix_router.traces import Traces
 
 CARRIERS = frozenset({"vllm_xargs", "kv_transfer_params", "ec_transfer_params", "extra_args"})
 """Fields of a request whose keys an engine hands to its scheduler."""
-
-_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
-_KEY = XARG.encode()
 
 
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object with all its pairs, also those whose key stands twice."""
 
 
-def has_escaped_letters(body: bytes) -> bool:
-    r"""Return whether ASCII letters are written as ``\u00XX``, as no ordinary client does."""
-    return _ESCAPED_LETTER.search(body) is not None
-
-
-def carries_command(body: bytes, escaped: bool | None = None) -> bool:
+def carries_command(body: bytes, traces: Traces | None = None) -> bool:
     """Return whether an engine could read a command of ours out of ``body``.
 
-    ``escaped`` is what `has_escaped_letters` says of it, if that is known.
+    ``traces`` are those of the body, if they are known.
     True for a body nested too deep to tell that may hold one. False for a body that no JSON
     reader accepts: the engine refuses it as well.
     """
-    # Without the plain key, escaped letters or the NUL bytes of UTF-16 and UTF-32 there is no key.
-    if _KEY not in body and b"\0" not in body:
-        if escaped is None:
-            escaped = has_escaped_letters(body)
-        if not escaped:
-            return False
+    if not (traces or Traces.of(body)).command:
+        return False
     try:
         value = json.loads(
             body,

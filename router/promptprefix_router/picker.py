@@ -136,7 +136,7 @@ class Picker:
         return decision
 
     def _considered(self, question: Question) -> _Considered | Decision:
-        if carries_command(question.body, question.escaped):
+        if carries_command(question.body, question.traces):
             return COMMAND_REFUSED
         # Doors join equal headers with commas: whose word counts can't be told.
         if "," in question.tenant:

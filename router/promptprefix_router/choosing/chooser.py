@@ -34,10 +34,6 @@ SHORT_TAIL_TOKENS = 2 * CHUNK_TOKENS
 _WITHOUT_PREFIX = (MatchKind.UNDECLARED, MatchKind.PARTIAL, MatchKind.MALFORMED)
 
 
-def _own_place(body: bytes) -> int:
-    return place_of(b"%d" % crc32(body))
-
-
 class Outcome(StrEnum):
     """Why an endpoint was chosen; the same words stand in metrics and in the response header."""
 
@@ -122,8 +118,8 @@ class _Request:
     told: int
     mean: float
     most: float
-    own: int | None
-    """A place on the ring that other requests don't have, if there is no chain for want of need."""
+    alone: bytes | None
+    """What other requests don't have, if there is no chain for want of need."""
 
     @property
     def declared(self) -> bool:
@@ -143,6 +139,13 @@ class _Request:
         if self.declared and self.match.ids and self.match.ids[0]:
             return place_of(self.match.ids[0].encode())
         return self.chain.opening if self.chain.hashes else None
+
+    @property
+    def own(self) -> int | None:
+        """The place on the ring that is the same for no other talk, if that is known."""
+        if self.chain.hashes:
+            return self.chain.ending
+        return None if self.alone is None else place_of(b"%d" % crc32(self.alone))
 
 
 class Chooser:
@@ -255,7 +258,7 @@ class Chooser:
             told=told,
             mean=mean,
             most=self._knobs.most_active(mean),
-            own=_own_place(question.body) if known and self._history is not None else None,
+            alone=question.news if known and self._history is not None else None,
         )
 
     def _holders(
@@ -346,11 +349,8 @@ class Chooser:
         """Return at most so many of equally good seats in order."""
         if not seats & seats - 1:
             return (seats.bit_length() - 1,)
-        if not seats & request.best:
-            place = request.opening
-        else:
-            # All of these have it: different talks go to different ones.
-            place = request.chain.ending if request.chain.hashes else request.own
+        # Where all have it, different talks go to different ones.
+        place = request.own if seats & request.best else request.opening
         if place is not None:
             return self._pool.ring.first(place, seats, count)
         later = seats >> self._turn + 1 << self._turn + 1 or seats

@@ -117,7 +117,10 @@ class LoadLedger:
 
     def total(self, mask: int) -> int:
         """Return the load of all seats of ``mask`` together, as of the last `forget_ended`."""
-        return sum(load * (seats & mask).bit_count() for load, seats in self._levels.items())
+        found = 0
+        for load, seats in self._levels.items():
+            found += load * (seats & mask).bit_count()
+        return found
 
     def least(self, mask: int) -> tuple[int, int]:
         """Return the least load of the seats of ``mask``, which has some, and which have it.

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from promptprefix.shapes import SHAPES
 from promptprefix_router.choosing.ring import place_of
 from promptprefix_router.matching.matcher import Question
+from promptprefix_router.matching.openings import Opening
+from promptprefix_router.matching.request_head import DeclaringHead
 
 CHUNK_BYTES = 1024
 BYTES_PER_TOKEN = 4
@@ -29,6 +32,8 @@ _LONG = ("tools", "system", "instructions")
 """Long fields in the order of the chain; all others that decide go before the first chunk."""
 _NOT_PRINTED = "tool_choice"
 _ABSENT = msgspec.Raw()
+_END = b"]"
+"""Ends a conversation; nothing else of the chain comes after the turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +45,33 @@ class PromptChain:
     """
 
     hashes: tuple[int, ...] = ()
-    _before: bytes = field(default=b"", repr=False)
-    _text: bytes = field(default=b"", repr=False)
+    _first: bytes = field(default=b"", repr=False)
+    """The first chunk, with what comes before it."""
+    _last: bytes = field(default=b"", repr=False)
 
     @property
     def opening(self) -> int:
         """Place on a ring of the first chunk: prompts that begin alike have the same."""
-        return place_of(self._before + self._text[:CHUNK_BYTES])
+        return place_of(self._first)
 
     @property
     def ending(self) -> int:
         """Place on a ring of the last whole chunk: different talks have different ones."""
-        end = len(self.hashes) * CHUNK_BYTES
-        return place_of(self._text[end - CHUNK_BYTES : end])
+        return place_of(self._last)
 
 
 NO_CHAIN = PromptChain()
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """The whole chunks of all that comes before the later turns, and the rest of it."""
+
+    salt: str
+    hashes: tuple[int, ...]
+    first: bytes
+    last: bytes
+    rest: bytes
 
 
 class _Fields:
@@ -68,17 +84,31 @@ class _Fields:
         names = dict.fromkeys(("model", *long, *short))
         struct = msgspec.defstruct("Prompt", [(name, msgspec.Raw, _ABSENT) for name in names])
         self._decoder = msgspec.json.Decoder(struct)
+        # As long as an opening is remembered.
+        self._starts: WeakKeyDictionary[Opening[DeclaringHead], _Start] = WeakKeyDictionary()
 
-    def chain(self, body: bytes, salt: str) -> PromptChain:
+    def chain(self, question: Question, salt: str) -> PromptChain:
         """Return the chain of a prompt; `NO_CHAIN` for no object of JSON."""
+        known = question.known
+        if known is not None:
+            start = self._starts.get(known.opening)
+            if start is not None and start.salt == salt:
+                return _continued(start, known.turns + _END)
         try:
-            found: Any = self._decoder.decode(body)
+            before, text = self._cut(question.body, salt)
         except (msgspec.MsgspecError, RecursionError, ValueError):
             return NO_CHAIN
-        long = [bytes(getattr(found, name)) for name in self._long]
-        text = b"".join(long)
-        if len(text) < CHUNK_BYTES:
-            return NO_CHAIN
+        later = b"" if known is None else known.turns + _END
+        fixed = text[: len(text) - len(later)]
+        if known is None or len(fixed) < CHUNK_BYTES:
+            return _continued(_start(before, text, salt), b"")
+        start = self._starts[known.opening] = _start(before, fixed, salt)
+        return _continued(start, later)
+
+    def _cut(self, body: bytes, salt: str) -> tuple[bytes, bytes]:
+        """Return what comes before the first chunk, and the text that the chunks are cut from."""
+        found: Any = self._decoder.decode(body)
+        text = b"".join([bytes(getattr(found, name)) for name in self._long])
         # The sizes tell where each part ends.
         short = [bytes(getattr(found, name)) for name in ("model", *self._short)]
         short.append(salt.encode())
@@ -87,13 +117,30 @@ class _Fields:
             repr([len(part) for part in short]).encode(),
             b"".join(short),
         )
-        return PromptChain(_hashes(before, text), before, text)
+        return before, text
 
 
-def _hashes(before: bytes, text: bytes) -> tuple[int, ...]:
-    end = min(len(text) - len(text) % CHUNK_BYTES, MAX_CHUNKS * CHUNK_BYTES)
-    known = hash(before)
+def _start(before: bytes, text: bytes, salt: str) -> _Start:
+    hashes = _hashes(hash(before), text, MAX_CHUNKS)
+    end = len(hashes) * CHUNK_BYTES
+    first, last = before + text[:CHUNK_BYTES], text[max(0, end - CHUNK_BYTES) : end]
+    return _Start(salt, hashes, first, last, text[end : end + CHUNK_BYTES])
+
+
+def _continued(start: _Start, later: bytes) -> PromptChain:
+    if not start.hashes:
+        return NO_CHAIN
+    text = start.rest + later
+    more = _hashes(start.hashes[-1], text, MAX_CHUNKS - len(start.hashes))
+    end = len(more) * CHUNK_BYTES
+    last = text[end - CHUNK_BYTES : end] if more else start.last
+    return PromptChain(start.hashes + more, start.first, last)
+
+
+def _hashes(known: int, text: bytes, most: int) -> tuple[int, ...]:
+    """Return the hashes of the whole chunks of ``text`` after ``known``, at most so many."""
     hashes = []
+    end = min(len(text) // CHUNK_BYTES, most) * CHUNK_BYTES
     for start in range(0, end, CHUNK_BYTES):
         known = hash((known, text[start : start + CHUNK_BYTES]))
         hashes.append(known)
@@ -121,4 +168,4 @@ def read_chain(question: Question, salt: str = "") -> PromptChain:
     fields = _FIELDS.get(question.path)
     if fields is None or question.partial or len(question.body) < CHUNK_BYTES:
         return NO_CHAIN
-    return fields.chain(question.body, salt)
+    return fields.chain(question, salt)

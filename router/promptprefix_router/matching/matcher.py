@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache, partial
 
 from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import system_bytes
 from promptprefix.shapes import SHAPES
 from promptprefix.wire import RoutePrefix
-from promptprefix_router.command_guard import has_escaped_letters
 from promptprefix_router.control.routes import NOBODY, Routes
 from promptprefix_router.matching.heads import HeadIndex
 from promptprefix_router.matching.memo import NOT_CANONICAL, FingerprintMemo
+from promptprefix_router.matching.openings import Known
 from promptprefix_router.matching.request_head import (
     DeclaringHead,
     DeclaringReader,
@@ -26,6 +27,7 @@ from promptprefix_router.matching.request_head import (
     guess_model,
     read_head,
 )
+from promptprefix_router.traces import Traces
 
 OTHER_MODEL = "other-model"
 OTHER_API = "other-api"
@@ -33,6 +35,9 @@ OTHER_TEXT = "other-text"
 OTHER_SALT = "other-salt"
 OTHER_TENANT = "other-tenant"
 """Why a request is undeclared that says well what it declares; what can't has a `Cause`."""
+
+MATCHES = 8192
+"""Matches by fingerprint and tenant that are kept of a route table."""
 
 _READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
 
@@ -64,12 +69,23 @@ class Question:
     tenant: str = ""
     subset: frozenset[str] | None = None
     sheddable: bool = False
-    escaped: bool = field(init=False, repr=False, compare=False)
-    """What `has_escaped_letters` says of the body: several ask for it, and it takes a while."""
+    known: Known[DeclaringHead] | None = field(init=False, repr=False, compare=False)
+    """What is known of the body because one like it was read before."""
+    traces: Traces = field(init=False, repr=False, compare=False)
+    """Those of the body."""
 
     def __post_init__(self) -> None:
-        """Look at the body once."""
-        object.__setattr__(self, "escaped", has_escaped_letters(self.body))
+        """Look at the body once: several ask, and it takes a while."""
+        reader = None if self.partial else _READERS.get(self.path)
+        known = None if reader is None else reader.known(self.body)
+        traces = Traces.of(self.body) if known is None else known.traces
+        object.__setattr__(self, "known", known)
+        object.__setattr__(self, "traces", traces)
+
+    @property
+    def news(self) -> bytes:
+        """What of the body was not seen before: all of it, or its later turns."""
+        return self.body if self.known is None else self.known.turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,11 @@ class Matcher:
     def __init__(self, memo: FingerprintMemo) -> None:
         self._memo = memo
         self._heads = HeadIndex()
+        self._learn(Routes())
+
+    def _learn(self, routes: Routes) -> None:
+        self._learned = routes
+        self._by_fingerprint = lru_cache(MATCHES)(partial(_by_fingerprint, routes))
 
     def use(self, heads: HeadIndex, largest_frame: float = math.inf) -> None:
         """Know these declared texts from now on, none of which has a larger frame."""
@@ -107,6 +128,8 @@ class Matcher:
 
     def match(self, question: Question, routes: Routes) -> Match:
         """Return what ``question`` stands for."""
+        if routes is not self._learned:
+            self._learn(routes)
         found = self._found(question, routes)
         return found if found.ids else replace(found, salt=routes.salt_of(question.tenant))
 
@@ -116,15 +139,16 @@ class Matcher:
         reader = _READERS.get(question.path)
         if reader is None:
             return self._match_other(question, routes)
+        known = question.known
         try:
-            head = reader.read(question.body, question.escaped)
+            head = known.opening.head if known else reader.read(question.body, question.traces)
         except MalformedError:
             return Match(MatchKind.MALFORMED)
         named = _by_name(question, routes, head.model)
         if named is not None:
             return named
         match = self._by_text(question, head, routes)
-        if match.kind is MatchKind.FINGERPRINT:
+        if match.kind is MatchKind.FINGERPRINT and known is None:
             reader.remember(question.body, head)
         return match
 
@@ -139,9 +163,10 @@ class Matcher:
         reading, system = self._memo.read(head)
         if reading.cause:
             return _undeclared(head, reading.cause)
+        match = self._by_fingerprint(reading.fingerprint, question.tenant)
+        if match is not None:
+            return match
         alike = routes.with_fingerprint(reading.fingerprint, question.tenant)
-        if alike and routes.reusable(alike, question.tenant):
-            return _matched(MatchKind.FINGERPRINT, alike, alike)
         if not alike and self._heads.knows(reading.frame):
             text = system_bytes(head.system()) if system is None else system
             alike = self._begun(reading.frame, text, question.tenant, routes)
@@ -184,6 +209,13 @@ def _by_name(question: Question, routes: Routes, model: str | None) -> Match | N
     if not prefixes or not routes.reusable(prefixes, question.tenant):
         return None
     return replace(_matched(MatchKind.HEADER, prefixes), ids=(prefixes[0].id,))
+
+
+def _by_fingerprint(routes: Routes, fingerprint: str, tenant: str) -> Match | None:
+    alike = routes.with_fingerprint(fingerprint, tenant)
+    if not alike or not routes.reusable(alike, tenant):
+        return None
+    return _matched(MatchKind.FINGERPRINT, alike, alike)
 
 
 def _matched(

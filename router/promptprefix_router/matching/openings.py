@@ -11,11 +11,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from promptprefix_router.matching.body_slices import ABSENT
+from promptprefix_router.traces import Traces
 
 OPENINGS_BYTES = 32 * 1024 * 1024
 """How much is remembered of the bodies of one API."""
@@ -36,19 +37,35 @@ _MARK = b"[]"
 _Head = TypeVar("_Head")
 
 
-@dataclass(frozen=True, slots=True)
-class _End(Generic[_Head]):
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Opening(Generic[_Head]):
+    """All of a body but its later turns, and what it declares.
+
+    Others may keep what follows from it as long as it is remembered.
+    """
+
+    before: bytes = field(repr=False)
     end: bytes = field(repr=False)
     head: _Head
+    traces: Traces
     size: int
-    """Bytes that it takes, with what it declares as if that were kept for it alone."""
+    """Bytes that it takes beside ``before``, with what it declares as if that were its alone."""
+
+
+class Known(NamedTuple, Generic[_Head]):
+    """A body with an opening that is remembered: all that is new of it are its later turns."""
+
+    opening: Opening[_Head]
+    turns: bytes
+    traces: Traces
+    """Those of the body."""
 
 
 @dataclass(slots=True)
 class _Beginning(Generic[_Head]):
     """How bodies with the same beginning end, and what they declare; the oldest first."""
 
-    ends: list[_End[_Head]] = field(default_factory=list, repr=False)
+    ends: list[Opening[_Head]] = field(default_factory=list, repr=False)
     passed: int = 0
 
     @property
@@ -84,14 +101,17 @@ class Openings(Generic[_Head]):
         """Bytes that are remembered."""
         return self._size
 
-    def find(self, body: bytes) -> tuple[_Head, bytes] | None:
-        """Return what was remembered of such a body, and the text of its later turns."""
+    def find(self, body: bytes) -> Known[_Head] | None:
+        """Return the opening of such a body, if it is remembered."""
         at = bisect_right(self._sorted, body) - 1
         if at < 0 or not body.startswith(before := self._sorted[at]):
             return None
-        ends = self._known[before].ends
-        found = next((each for each in ends if body.endswith(each.end)), None)
-        if found is None or len(before) + len(found.end) > len(body):
+        for found in self._known[before].ends:
+            if body.endswith(found.end):
+                break
+        else:
+            return None
+        if len(before) + len(found.end) > len(body):
             return None
         turns = body[len(before) : len(body) - len(found.end)]
         try:
@@ -99,7 +119,7 @@ class Openings(Generic[_Head]):
         except (msgspec.MsgspecError, RecursionError, ValueError):
             return None
         self._known.move_to_end(before)
-        return found.head, turns
+        return Known(found, turns, Traces.of(turns).and_of(found.traces))
 
     def remember(self, body: bytes, first: bytes, head: _Head) -> None:
         """Remember the opening of ``body``, in which no field of that API stands twice.
@@ -125,7 +145,9 @@ class Openings(Generic[_Head]):
             self._size -= known.ends.pop(0).size
         # Most declare the same: that is kept once.
         alike = next((each.head for each in known.ends if each.head == head), head)
-        known.ends.append(_End(end, alike, OVERHEAD_BYTES + len(end) + weight))
+        traces = Traces.of(before).and_of(Traces.of(end))
+        size = OVERHEAD_BYTES + len(end) + weight
+        known.ends.append(Opening(before, end, alike, traces, size))
         self._size += known.ends[-1].size
         while self._size > self._capacity:
             self._forget_oldest()

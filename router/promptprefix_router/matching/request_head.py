@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
@@ -16,9 +16,9 @@ import msgspec
 from promptprefix.canonical import JsonValue, parse_json
 from promptprefix.request import SALT_FIELD, Surroundings
 from promptprefix.shapes.shape import Shape, Turns
-from promptprefix_router.command_guard import has_escaped_letters
 from promptprefix_router.matching.body_slices import ABSENT, TEXT, USER_TURN, BodySlicer, BodySlices
-from promptprefix_router.matching.openings import Openings
+from promptprefix_router.matching.openings import Known, Openings
+from promptprefix_router.traces import Traces
 
 NO_SALT = ""
 
@@ -65,8 +65,6 @@ class DeclaringHead(RequestHead):
     within: Parts = field(repr=False)
     ambiguous: bool
     """Whether a name of a part, or of the salt, stands twice somewhere, or in escapes."""
-    known: bool = field(default=False, compare=False)
-    """Whether the body begins and ends like one that was to be remembered."""
 
     @property
     def size(self) -> int:
@@ -111,7 +109,7 @@ def _parsed(parts: Parts) -> JsonValue:
 class DeclaringReader:
     """Reads requests of the API that ``shape`` describes.
 
-    Those that begin and end like one that was to be remembered are not read again.
+    Those that begin and end like one that was to be remembered need not be read again.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -121,15 +119,22 @@ class DeclaringReader:
             shape.conversation, weigh=lambda head: head.size
         )
 
-    def read(self, body: bytes, escaped: bool | None = None) -> DeclaringHead:
+    def known(self, body: bytes) -> Known[DeclaringHead] | None:
+        """Return the opening of a request, whose head is the one that `read` would return."""
+        found = self._openings.find(body)
+        if found is None or found.traces.escaped:
+            return None
+        # A name among the turns looks like one that stands twice.
+        for name in found.opening.head.names:
+            if name in found.turns:
+                return None
+        return found
+
+    def read(self, body: bytes, traces: Traces | None = None) -> DeclaringHead:
         """Return the head of a request; raise `MalformedError`.
 
-        ``escaped`` is what `has_escaped_letters` says of the body, if that is known.
+        ``traces`` are those of the body, if they are known.
         """
-        if escaped is None:
-            escaped = has_escaped_letters(body)
-        if not escaped and (known := self._known(body)):
-            return known
         try:
             slices = self._slicer.cut(body)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -147,25 +152,17 @@ class DeclaringReader:
             self._shape,
             tuple(around),
             tuple(within),
-            escaped or _ambiguous(body, slices),
+            (traces or Traces.of(body)).escaped or _ambiguous(body, slices),
         )
 
     def remember(self, body: bytes, head: DeclaringHead) -> None:
         """Remember what was read of ``body``: more like it are to be expected."""
-        if head.known or head.ambiguous or self._shape.turns is Turns.ROLES:
+        if head.ambiguous or self._shape.turns is Turns.ROLES:
             return
         turns = dict(head.within).get(self._shape.conversation, b"")
         # Only a system text is the same in many conversations.
         if turns not in (b"", TEXT, USER_TURN):
-            self._openings.remember(body, turns[1:-1], replace(head, known=True))
-
-    def _known(self, body: bytes) -> DeclaringHead | None:
-        found = self._openings.find(body)
-        if found is None:
-            return None
-        head, turns = found
-        # A name among the turns looks like one that stands twice.
-        return None if any(name in turns for name in head.names) else head
+            self._openings.remember(body, turns[1:-1], head)
 
 
 def read_head(body: bytes) -> RequestHead:

@@ -14,7 +14,7 @@ from promptprefix.wire import RoutePrefix
 from promptprefix_router.matching.matcher import Match, Question
 from promptprefix_router.rewriting.normalising import ObstacleError
 from promptprefix_router.rewriting.respelling import Respelling, RewriteResult, Speller
-from promptprefix_router.rewriting.salt_field import UnreadableError, may_have_salt, with_salt
+from promptprefix_router.rewriting.salt_field import UnreadableError, with_salt
 
 TEXT_MANNER = "text"
 """A request may also pass as it is: its spelling changes, or a salt of its client's own goes."""
@@ -138,7 +138,7 @@ class Rewriter:
                 raise TooLongError
             return None
         # Without a body nothing is computed.
-        if not body or (not salt and not may_have_salt(body, question.escaped)):
+        if not body or (not salt and not question.traces.salt):
             return None
         try:
             changed = with_salt(body, salt)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 from promptprefix.request import SALT_FIELD
-from promptprefix_router.command_guard import has_escaped_letters
 from promptprefix_router.rewriting.json_spans import (
     Member,
     Span,
@@ -16,22 +15,9 @@ from promptprefix_router.rewriting.json_spans import (
     top_members,
 )
 
-_NAME = SALT_FIELD.encode()
-
 
 class UnreadableError(ValueError):
     """A body whose salt can't be told: it is no JSON object, or nested too deep."""
-
-
-def may_have_salt(body: bytes, escaped: bool | None = None) -> bool:
-    """Return whether an engine could read a cache salt out of ``body``; true where unsure.
-
-    ``escaped`` is what `has_escaped_letters` says of it, if that is known. The bytes NUL are those
-    of UTF-16 and UTF-32, which engines read as well.
-    """
-    if escaped is None:
-        escaped = has_escaped_letters(body)
-    return escaped or _NAME in body or b"\0" in body
 
 
 def with_salt(body: bytes, salt: str) -> bytes:

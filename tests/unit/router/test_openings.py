@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from promptprefix.shapes.chat import CHAT
 from promptprefix_router.matching.openings import MOST_ENDS, OVERHEAD_BYTES, Openings
-from promptprefix_router.matching.request_head import (
-    DeclaringHead,
-    DeclaringReader,
-    MalformedError,
-)
+from promptprefix_router.matching.request_head import DeclaringHead, DeclaringReader
+from promptprefix_router.traces import NO_TRACES, Traces
 
 SYSTEM = {"role": "system", "content": "You are the triage desk."}
 TOOLS = [{"type": "function", "function": {"name": "lookup"}}]
@@ -35,20 +32,20 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def reader() -> DeclaringReader:
+def reader(**others: Any) -> DeclaringReader:
     """Return a reader that remembers one body."""
     made = DeclaringReader(CHAT)
-    body = chat(user("hello"))
+    body = chat(user("hello"), **others)
     made.remember(body, made.read(body))
     return made
 
 
 def test_a_body_with_other_turns_is_known() -> None:
     known = reader()
-    assert known.read(chat(user("hello"))).known
-    assert known.read(chat(user("bye"), {"role": "assistant", "content": "x"}, user("?"))).known
-    assert known.read(chat()).known
-    assert not known.read(chat(user("hello"), temperature=0)).known
+    assert known.known(chat(user("hello")))
+    assert known.known(chat(user("bye"), {"role": "assistant", "content": "x"}, user("?")))
+    assert known.known(chat())
+    assert not known.known(chat(user("hello"), temperature=0))
 
 
 @pytest.mark.parametrize(
@@ -67,37 +64,41 @@ def test_a_body_with_other_turns_is_known() -> None:
 def test_a_body_that_may_mean_something_else_is_read(turns: bytes) -> None:
     before, _, after = chat(user("hello")).partition(b", " + json.dumps(user("hello")).encode())
     body = before + turns + after
-    known, fresh = reader(), DeclaringReader(CHAT)
-    try:
-        expected = fresh.read(body)
-    except MalformedError:
-        with pytest.raises(MalformedError):
-            known.read(body)
-        return
-    found = known.read(body)
-    assert not found.known
-    assert found == expected
+    assert reader().known(body) is None
 
 
 _MARKS = (b"{", b"}", b"[", b"]", b",", b":", b" ", b'"', b"\\", b"1", b"null")
 _TEXTS = (b'"messages"', b'"tools"', b'"model"', b'"m"', b'"role"', b'"user"', FIRST)
-_PIECES = st.sampled_from([*_MARKS, *_TEXTS, b', {"role": "user", "content": "x"}'])
+_TRACES = (b"promptprefix", b"cache_salt", b"promp", b"\0", b"\\u0061", b"\\u00")
+_PIECES = st.sampled_from([*_MARKS, *_TEXTS, *_TRACES, b', {"role": "user", "content": "x"}'])
 
 
 @given(st.lists(_PIECES, max_size=8), st.integers(0, 300), st.integers(0, 40))
-def test_reading_says_the_same_with_and_without_a_memory(
+def test_what_is_known_of_a_body_is_what_reading_it_says(
     pieces: list[bytes], at: int, cut: int
 ) -> None:
     body = chat(user("hello"))
     other = body[:at] + b"".join(pieces) + body[at + cut :]
-    known, fresh = reader(), DeclaringReader(CHAT)
-    try:
-        expected = fresh.read(other)
-    except MalformedError:
-        with pytest.raises(MalformedError):
-            known.read(other)
-        return
-    assert known.read(other) == expected
+    found = reader().known(other)
+    if found is not None:
+        assert found.opening.head == DeclaringReader(CHAT).read(other)
+        assert found.traces == Traces.of(other)
+
+
+@pytest.mark.parametrize(
+    ("declared", "turn", "traces"),
+    [
+        ("hello", "hello", NO_TRACES),
+        ("promptprefix", "hello", Traces(command=True, salt=False, escaped=False)),
+        ("cache_salt", "promptprefix", Traces(command=True, salt=True, escaped=False)),
+        ("hello", "my cache_salt", Traces(command=False, salt=True, escaped=False)),
+    ],
+)
+def test_a_known_body_has_the_traces_of_its_parts(declared: str, turn: str, traces: Traces) -> None:
+    known = reader(note=declared)
+    found = known.known(chat(user(turn), note=declared))
+    assert found is not None
+    assert found.traces == traces
 
 
 def test_the_same_text_in_another_field_is_not_the_conversation() -> None:
@@ -118,7 +119,9 @@ def test_memory_is_bounded() -> None:
         first = body[body.index(b"[") + 1 : body.rindex(b"]")]
         openings.remember(body, first, number)
         assert openings.size <= 10 * OVERHEAD_BYTES
-        assert openings.find(body) == (number, b"")
+        found = openings.find(body)
+        assert found is not None
+        assert (found.opening.head, found.turns) == (number, b"")
     assert openings.find(bodies[0]) is None
 
 
@@ -167,6 +170,6 @@ def test_what_several_ends_declare_is_kept_once() -> None:
     bodies = [chat(user("hello"), user_id=number) for number in range(2)]
     for body in bodies:
         openings.remember(body, FIRST, fresh.read(body))
-    heads = [found[0] for body in bodies if (found := openings.find(body)) is not None]
+    heads = [found.opening.head for body in bodies if (found := openings.find(body)) is not None]
     assert len(heads) == 2
     assert heads[0] is heads[1]

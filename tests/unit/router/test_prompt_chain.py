@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from promptprefix.fingerprint import payload_fingerprint
+from promptprefix.payload import Payload
+from promptprefix.wire import Revision, RoutePrefix, RouteTable
 from promptprefix_router.choosing.prompt_chain import CHUNK_BYTES, MAX_CHUNKS, NO_CHAIN, read_chain
-from promptprefix_router.matching.matcher import Question
+from promptprefix_router.control.routes import Routes
+from promptprefix_router.matching.matcher import Matcher, MatchKind, Question
+from promptprefix_router.matching.memo import FingerprintMemo
 
 CHAT = "/v1/chat/completions"
 LONG = "word " * 1000
@@ -88,6 +93,29 @@ def test_tools_come_first() -> None:
 
 def test_a_prompt_without_end_is_looked_at_to_some_depth() -> None:
     assert len(chain(messages=[turn("x" * CHUNK_BYTES * (MAX_CHUNKS + 9))])) == MAX_CHUNKS
+
+
+@pytest.mark.parametrize("salt", ["", "s"])
+def test_what_is_known_of_a_talk_changes_nothing(salt: str) -> None:
+    tools = [{"type": "function", "function": {"name": "known", "description": LONG}}]
+    prefix = RoutePrefix(
+        name="p",
+        tenant="ml",
+        model="m",
+        fingerprint=payload_fingerprint(
+            "m", Payload(systemInstructions=LONG, toolDefinitions=json.dumps(tools))
+        ),
+    )
+    table = RouteTable(revision=Revision(term=1, number=1), prefixes=(prefix,), endpoints=())
+    matcher, routes = Matcher(FingerprintMemo(8)), Routes.from_table(table, "ml")
+    for number in range(3):
+        turns = [turn(LONG, "system"), *(turn("x" * 700 * each) for each in range(number))]
+        body = json.dumps({"model": "m", "messages": turns, "tools": tools}).encode()
+        question, unknown = Question(CHAT, body), Question(CHAT, body)
+        object.__setattr__(unknown, "known", None)
+        assert question.known is not None or not number
+        assert read_chain(question, salt) == read_chain(unknown, salt)
+        assert matcher.match(question, routes).kind is MatchKind.FINGERPRINT
 
 
 def test_no_text_is_shown() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from promptprefix_router.rewriting.json_spans import MAX_MEMBERS
-from promptprefix_router.rewriting.salt_field import UnreadableError, may_have_salt, with_salt
+from promptprefix_router.rewriting.salt_field import UnreadableError, with_salt
+from promptprefix_router.traces import Traces
 
 SALT = "the-word-of-the-router"
 ESCAPED = "".join(f"\\u{ord(letter):04x}" for letter in "cache_salt")
@@ -53,7 +54,7 @@ def test_a_salt_is_set_or_removed_in_place(body: bytes, salted: bytes, removed: 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "utf-8-sig"])
 def test_other_encodings_that_engines_read(encoding: str) -> None:
     body = '{"cache_salt":"x","a":"é"}'.encode(encoding)
-    assert may_have_salt(body)
+    assert Traces.of(body).salt
     assert json.loads(with_salt(body, SALT)) == {"cache_salt": SALT, "a": "é"}
     assert json.loads(with_salt(body, "")) == {"a": "é"}
 
@@ -107,7 +108,7 @@ def test_every_reader_finds_our_salt_and_all_else(text: str, salt: str) -> None:
     assert set(salts) == ({salt} if salt else set())
     assert others(changed) == others(body)
     assert with_salt(changed, salt) == changed
-    assert may_have_salt(body) or with_salt(body, "") == body
+    assert Traces.of(body).salt or with_salt(body, "") == body
 
 
 def test_a_body_of_many_members_is_not_searched_for_long() -> None:
