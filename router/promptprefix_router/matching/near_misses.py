@@ -1,17 +1,18 @@
 """Looks at a few requests after they were answered: which came near a prefix, and what they lost.
 
 Sampled, so that it costs next to nothing: never in the time of a decision, a few times a second,
-and one hundredth of the processor's time at most. What is kept holds no text.
+and one hundredth of the processor's time at most. All wait while a long request is looked at, so
+what was found of the same parts is remembered. What is kept holds no text.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from promptprefix.canonical import CanonicalError
 from promptprefix.fingerprint import system_bytes
@@ -30,7 +31,11 @@ from promptprefix_router.matching.matcher import (
     Question,
 )
 from promptprefix_router.matching.near_index import NearIndex
-from promptprefix_router.matching.request_head import DeclaringReader, MalformedError
+from promptprefix_router.matching.request_head import (
+    DeclaringHead,
+    DeclaringReader,
+    MalformedError,
+)
 from promptprefix_router.matching.texts import KnownPrefix, Texts
 
 PATH = "/near-misses"
@@ -48,6 +53,9 @@ REST = 100
 SPELLINGS = 4
 """Prefixes of one meaning that a request is compared with."""
 
+FINDINGS = 1024
+"""What was looked at last: a request of the same parts is not compared again."""
+
 NOT_NEAR = "none"
 _CAUSES = (OTHER_TEXT, OTHER_SALT, OTHER_MODEL)
 _READERS = {path: DeclaringReader(shape) for path, shape in SHAPES.items()}
@@ -58,6 +66,9 @@ class NearMissMeter(Protocol):
 
     def looked(self, cause: str) -> None:
         """Count a look; ``cause`` is a fixed word, `NOT_NEAR` for one that found nothing."""
+
+
+_Finding: TypeAlias = tuple[RoutePrefix, NearMiss] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class NearMisses:
         self._wall = wall
         self._texts = Texts()
         self._index: NearIndex | None = None
+        self._findings: OrderedDict[tuple[bytes, bool, bool], _Finding] = OrderedDict()
         self._next = dict.fromkeys(INTERVALS_S, 0.0)
         self._rested = 0.0
         self._waiting: tuple[Question, Match] | None = None
@@ -101,6 +113,7 @@ class NearMisses:
         """Compare with these texts from now on."""
         self._texts = texts
         self._index = None
+        self._findings.clear()
 
     def saw(self, question: Question, match: Match) -> None:
         """Take note of a decision, at once; it may be looked at later."""
@@ -143,14 +156,28 @@ class NearMisses:
         ended = self._clock()
         self._rested = ended + REST * (ended - started)
 
-    def _found(self, question: Question, match: Match) -> tuple[RoutePrefix, NearMiss] | None:
+    def _found(self, question: Question, match: Match) -> _Finding:
+        known = question.known
         try:
-            head = _READERS[question.path].read(question.body)
+            head = known.opening.head if known else _READERS[question.path].read(question.body)
+        except MalformedError:
+            return None
+        declared, salted = match.kind is MatchKind.FINGERPRINT, match.cause == OTHER_SALT
+        key = (head.keys[1], declared, salted)
+        if key in self._findings:
+            return self._findings[key]
+        found = self._findings[key] = self._compared(head, match)
+        if len(self._findings) > FINDINGS:
+            self._findings.popitem(last=False)
+        return found
+
+    def _compared(self, head: DeclaringHead, match: Match) -> _Finding:
+        try:
             around, system = head.surroundings(), head.system()
             part = ImmutablePart(around.model, system, around.tools, around.options)
             near = self._nearest(part, match)
             found = [(each.prefix, _miss(part, match, each)) for each in near]
-        except (MalformedError, UndeclaredError, CanonicalError):
+        except (UndeclaredError, CanonicalError):
             return None
         # One that is spelled as any of those that mean the same is no miss.
         misses = [(prefix, miss) for prefix, miss in found if miss is not None]

@@ -6,10 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from promptprefix.near_miss import near_miss
 from promptprefix.payload import Payload
+from promptprefix_router.matching import near_misses
 from promptprefix_router.matching.heads import HeadIndex
 from promptprefix_router.matching.matcher import Matcher, Question
 from promptprefix_router.matching.memo import FingerprintMemo
@@ -157,6 +160,20 @@ def test_looks_are_few_and_take_little_of_the_time() -> None:
     for _ in range(100):
         stand.send(miss)
     assert stand.counts.total() <= 4, "a slow look is followed by a long rest"
+
+
+def test_equal_parts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand(declared("p", PAYLOAD))
+    compare = Mock(wraps=near_miss)
+    monkeypatch.setattr(near_misses, "near_miss", compare)
+    for content in (body(tools=tools(name="g")), body(tools=tools(name="g"), user="me"), body()):
+        stand.send(content)
+        stand.rest()
+    assert stand.counts == {"other-tools": 2, "none": 1}
+    assert compare.call_count == 2
+    stand.near.use(Texts((declared("p", PAYLOAD),), HeadIndex()))
+    stand.send(body())
+    assert compare.call_count == 3
 
 
 def test_declared_and_undeclared_requests_have_their_own_turns() -> None:
