@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import httpx
 from bench.fleet_pods import APPLY, make_pods, team
 from bench.kube_admin import PREFIXES, Json, KubeAdmin, PrefixWatch
 from bench.simulated_fleet import Order, fleet
+from bench.starvation import starved
 from e2e.cluster import Cluster
 from e2e.operator_stand import Operator, control_plane, get, operator, until
 
@@ -44,6 +45,8 @@ class Size:
     edited: int
     quiet_s: float
     ready_s: float
+    fleet_share: float
+    operator_share: float
 
 
 def arguments() -> Size:
@@ -56,6 +59,9 @@ def arguments() -> Size:
     parser.add_argument("--edited", type=int, default=50)
     parser.add_argument("--quiet-s", type=float, default=120.0)
     parser.add_argument("--ready-s", type=float, default=360.0)
+    share = "part of the time in which the process may run while everything is created"
+    parser.add_argument("--fleet-share", type=float, default=1.0, help=share)
+    parser.add_argument("--operator-share", type=float, default=1.0, help=share)
     return Size(**vars(parser.parse_args()))
 
 
@@ -123,7 +129,8 @@ class Bench:
         await self.admin.send_all(applying(index, size) for index in range(size.prefixes))
         created = time.monotonic() - begun
         tell(f"{size.prefixes} resources applied after {created:.1f} s")
-        done = await self.watch.until_ready(size.prefixes, size.ready_s)
+        with self.starvation():
+            done = await self.watch.until_ready(size.prefixes, size.ready_s)
         taken = time.monotonic() - begun
         await self.settle()
         self.report["create"] = {
@@ -135,6 +142,15 @@ class Bench:
             **await self.state(),
             "operator_complaints": complaints(self.operator),
         }
+
+    @contextlib.contextmanager
+    def starvation(self) -> Iterator[None]:
+        """Take time away from the parts for which it was asked."""
+        with (
+            starved(self.fleet.pid, self.size.fleet_share),
+            starved(self.operator.process.pid, self.size.operator_share),
+        ):
+            yield
 
     async def quiet(self) -> None:
         """Look while nothing changes."""
@@ -203,6 +219,11 @@ class Bench:
             "plans": told.get("plan_seconds_count"),
             "plan_seconds": round(told.get("plan_seconds_sum", 0.0), 1),
             "plan_errors": told.get("plan_errors_total", 0),
+            "questions": {
+                name.removeprefix("sync_requests_total"): count
+                for name, count in told.items()
+                if name.startswith("sync_requests_total")
+            },
         }
 
 
@@ -240,6 +261,8 @@ async def connected_to(running: Operator, pods: int) -> None:
 
 async def metrics(running: Operator) -> dict[str, float]:
     """Return the operator's own series, without their prefix; patient with a busy machine."""
+    if running.process.returncode is not None:
+        raise RuntimeError(f"the operator ended: {running.lines[-3:]}")
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.get(f"http://127.0.0.1:{running.metrics_port}/metrics")
     lines = [line.rpartition(" ") for line in answer.text.splitlines() if line[:1] != "#"]

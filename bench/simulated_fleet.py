@@ -12,20 +12,18 @@ import json
 import logging
 import secrets
 import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
 import structlog
 from pydantic import HttpUrl
 
 from bench.fleet_pods import PodOfFleet
 from e2e.simulator import SimulatedEngine, SimulatorOptions, Timing, simulator_client
 from promptprefix_sidecar.clock import Clock
-from promptprefix_sidecar.control_client import ControlClient
+from promptprefix_sidecar.control_client import ControlClient, dialling
 from promptprefix_sidecar.settings import Settings
 from promptprefix_sidecar.sidecar import build_sidecar
 
@@ -128,12 +126,8 @@ def _settings(pod: PodOfFleet, control_url: str, folder: Path) -> Settings:
 
 
 def _control(settings: Settings) -> ControlClient:
-    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=str(settings.control_url), verify=context, trust_env=False
-        )
-
-    return ControlClient(connect, ca_file=settings.ca_file, token_file=settings.token_file)
+    dial = dialling(str(settings.control_url))
+    return ControlClient(dial, ca_file=settings.ca_file, token_file=settings.token_file)
 
 
 if __name__ == "__main__":
