@@ -148,6 +148,7 @@ class Leadership:
         self._stored: Json | None = None
         self._deadline: float | None = None
         self._resigned = False
+        self._late = False
         self._asked = False
         self._first = False
         self._failure = ""
@@ -173,16 +174,26 @@ class Leadership:
         log.info("leading", identity=self.identity, **self._where)
 
     async def hold(self) -> str:
-        """Renew for as long as it goes; return why it goes no longer."""
+        """Renew for as long as it goes; return why it goes no longer.
+
+        Where the time ran out it acts no more, and tries for another `Times.lease` before it gives
+        up: who had no processor, or no answer, may find the Lease as it was, and then nobody else
+        has led. To start anew instead would be more work for all.
+        """
         while True:
-            await asyncio.sleep(min(self._pause(), self.seconds_left()))
+            pause = self._pause()
+            await asyncio.sleep(pause if self._late else min(pause, self.seconds_left()))
             left = self.seconds_left()
-            if left <= 0:
+            self._late = left <= 0
+            limit = self._times.renew if self._late else min(left, self._times.request)
+            if await self._attempt(limit):
+                self._late = False
+                continue
+            other = self._watch.record.holder if self._watch.record is not None else ""
+            if other not in ("", self.identity) or (self._late and not (other or self._failure)):
+                return f"{other or 'nobody'} leads"
+            if self._late and self._clock() >= (self._deadline or 0.0) + self._times.lease:
                 return f"not renewed for {self._times.renew:g} s: {self._failure or 'no time to'}"
-            if not await self._attempt(min(left, self._times.request)):
-                other = self._watch.record.holder if self._watch.record is not None else ""
-                if other not in ("", self.identity):
-                    return f"{other} leads"
 
     def resign(self) -> None:
         """Act no more, from now on."""
@@ -283,6 +294,8 @@ class Leadership:
     def _may_take(self, record: Record) -> bool:
         if record.holder == self.identity:
             return True
+        if self._late:
+            return False  # another one may have led since, and this process knows nothing of it
         if not record.holder and self.leading:
             return True  # somebody reset our own record
         return self._clock() >= self._watch.free_at

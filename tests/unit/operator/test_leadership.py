@@ -310,15 +310,35 @@ async def drive(
 
 
 @pytest.mark.usefixtures("no_jitter")
-async def test_a_leader_that_can_not_renew_stops_in_time() -> None:
+async def test_a_leader_that_can_not_renew_acts_no_more_and_ends_a_lease_later() -> None:
     a, b = await led_by_a()
     b.store.failure = ApiError(500, "etcd has no leader")
     began, pauses = a.time, list[float]()
     task = await drive(a, a.candidate.hold, pauses)
     assert "etcd has no leader" in task.result()
-    assert a.time - began == pytest.approx(TIMES.renew)
+    assert sum(pauses[:5]) == pytest.approx(TIMES.renew)
+    assert 0 <= a.time - began - TIMES.renew - TIMES.lease < TIMES.retry
     assert max(pauses) <= TIMES.retry
     assert not a.leads
+
+
+@pytest.mark.parametrize("away", [10.0, 24.0, 3600.0])
+async def test_a_leader_that_was_frozen_goes_on_where_nobody_else_has_led(
+    monkeypatch: pytest.MonkeyPatch, away: float
+) -> None:
+    a, _ = await led_by_a()
+    a.time += away
+    assert not a.leads
+
+    async def sleep(_: float) -> None:
+        if a.leads:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("promptprefix_operator.leadership.asyncio.sleep", sleep)
+    with pytest.raises(ZeroDivisionError):
+        await a.candidate.hold()
+    assert a.candidate.seconds_left() == TIMES.renew
+    assert a.changes == 1
 
 
 @pytest.mark.usefixtures("no_jitter")
@@ -330,6 +350,20 @@ async def test_a_leader_that_sees_another_one_stops_at_once() -> None:
     task = await drive(a, a.candidate.hold, [])
     assert task.result() == "b leads"
     assert a.time - began == TIMES.retry
+
+
+@pytest.mark.usefixtures("no_jitter")
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_leader_that_was_frozen_ends_where_another_one_has_led(given_up: bool) -> None:
+    a, b = await led_by_a()
+    b.time += 16
+    assert await b.attempt()
+    if given_up:
+        await b.candidate.release()
+    a.time += 16
+    task = await drive(a, a.candidate.hold, [])
+    assert task.result() == ("nobody leads" if given_up else "b leads")
+    assert not a.leads
 
 
 async def test_a_request_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
