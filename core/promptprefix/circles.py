@@ -36,6 +36,11 @@ class Circle:
         return all(each.candidate.connected for each in self.selected)
 
     @cached_property
+    def silent(self) -> bool:
+        """Whether some eligible pod is."""
+        return any(each.candidate.silent for each in self.eligible)
+
+    @cached_property
     def obstacles(self) -> Sequence[tuple[Station, Problem]]:
         """What keeps selected pods from holding the prefix."""
         # Pods that decode are not meant to hold anything, unless no other pod can.

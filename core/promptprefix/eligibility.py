@@ -50,7 +50,7 @@ class Candidate:
     """A pod and what its sidecar says.
 
     ``accounts`` are by the uid of the resource; those are all of which it says anything, or was
-    ``told`` anything. What it was told to release is ``resting``.
+    ``told`` anything. What it was told to release is ``resting``. ``silent``: see `Sidecar`.
     """
 
     pod: Pod
@@ -60,6 +60,7 @@ class Candidate:
     told: frozenset[str] = frozenset()
     resting: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
+    silent: bool = False
 
     @property
     def connected(self) -> bool:
@@ -124,6 +125,7 @@ def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
         told=sidecar.told,
         resting=sidecar.resting,
         models=frozenset(sidecar.state.engine.models),
+        silent=sidecar.silent,
     )
 
 

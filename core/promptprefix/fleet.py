@@ -51,12 +51,14 @@ class Sidecar:
 
     ``told`` holds the ids of placements that it was told to hold and has not yet confirmed to have
     dropped; it may hold them even when its last report does not say so. ``resting`` are those that
-    it was told to release.
+    it was told to release. ``silent``: it has asked nothing for longer than usual; what it holds
+    stays there, and other pods come first for what is new.
     """
 
     state: SidecarState
     told: frozenset[str] = frozenset()
     resting: frozenset[str] = frozenset()
+    silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from operator import attrgetter
 
@@ -166,7 +166,15 @@ class _Search:
         self._nodes[station.node] += 1
 
     def roomy(self, shelves: Mapping[str, Shelf]) -> Station | None:
-        """Return a pod that has room, from a zone with the fewest of its pods."""
+        """Return a pod that has room; silent ones come last."""
+        if self.circle.silent and (found := self._roomy(shelves, self._fits_and_asks)) is not None:
+            return found
+        return self._roomy(shelves, self._fits)
+
+    def _roomy(
+        self, shelves: Mapping[str, Shelf], fits: Callable[[Station], bool]
+    ) -> Station | None:
+        """Return a pod that ``fits``, from a zone with the fewest of its pods."""
         by_count: dict[int, list[Shelf]] = {}
         for zone, shelf in shelves.items():
             by_count.setdefault(self._zones.get(zone, 0), []).append(shelf)
@@ -174,7 +182,7 @@ class _Search:
             found = [
                 station
                 for shelf in by_count[count]
-                if (station := shelf.find(self._fits, self.least, self._nodes)) is not None
+                if (station := shelf.find(fits, self.least, self._nodes)) is not None
             ]
             if found:
                 return min(found, key=lambda each: (self._nodes.get(each.node, 0), load_of(each)))
@@ -204,6 +212,9 @@ class _Search:
                     if len(ways) == _WEIGHED:
                         break
         return min(ways, key=lambda way: way[0])[1] if ways else None
+
+    def _fits_and_asks(self, station: Station) -> bool:
+        return not station.candidate.silent and self._fits(station)
 
     def _fits(self, station: Station) -> bool:
         footprint = self.draft.footprint(station)

@@ -231,6 +231,8 @@ def _alike(one: Sidecar | None, other: Sidecar | None) -> bool:
     """Whether a sidecar has reported nothing and was told nothing since."""
     if one is None or other is None:
         return one is other
+    if one.silent != other.silent:
+        return False
     return one.state is other.state and (one.told, one.resting) == (other.told, other.resting)
 
 
@@ -240,7 +242,7 @@ def _standing(each: Candidate) -> tuple[object, ...]:
     place = (pod.labels, pod.leaving, pod.decodes, pod.zone, pod.node)
     if engine is None:
         return place
-    return (*place, engine.healthy, engine.asleep, engine.block_size, each.models)
+    return (*place, each.silent, engine.healthy, engine.asleep, engine.block_size, each.models)
 
 
 def _essence(engine: EngineState | None) -> tuple[object, ...]:

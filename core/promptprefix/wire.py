@@ -158,12 +158,15 @@ class SyncRequest(Wire):
     """A sidecar's question: what it last applied, and its state.
 
     ``sent`` is the pod's clock at sending, in Unix seconds: the ages of matches count by it, so
-    that clocks that differ do no harm.
+    that clocks that differ do no harm. ``asked`` is its monotonic clock then: the question takes
+    the place of an earlier one that is still open, which is answered as if there were no news. So a
+    new state is told without closing a connection. An operator that is older holds both.
     """
 
     revision: Revision | None = None
     state: SidecarState
     sent: Seconds | None = None
+    asked: Seconds | None = None
 
 
 class Placement(Wire):

@@ -180,6 +180,7 @@ REFUSED: list[tuple[str, object]] = [
     ("operator/logLevel", "verbose"),
     ("operator/resyncSeconds", 0),
     ("operator/connectedSeconds", -1),
+    ("operator/connectedReadySeconds", -1),
     ("operator/versionIdleSeconds", 0),
     ("operator/versionMaxAgeSeconds", 0),
     ("operator/leaseSeconds", 5),

@@ -39,6 +39,11 @@ class Cluster:
         """The pods by uid."""
         return self._pods
 
+    def is_ready(self, pod_uid: str) -> bool:
+        """Return whether Kubernetes says that a pod is Ready, and to stay."""
+        pod = self._pods.get(pod_uid)
+        return pod is not None and pod.ready and not pod.leaving
+
     @property
     def missing(self) -> frozenset[Source]:
         """The sources that are referred to and were not read yet."""

@@ -33,7 +33,7 @@ from promptprefix_operator.matches import Matches
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
-from promptprefix_operator.sidecars import Sidecars, TooManySidecarsError
+from promptprefix_operator.sidecars import Poll, Sidecars, TooManySidecarsError
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """A report of `MAX_REPORTED` placements has this room; who asks is known before it is read."""
@@ -124,6 +124,8 @@ class ControlApi:
         pod = await self._pod(request)
         question = await _read(request, SyncRequest)
         self._check_term(question.revision)
+        if self._sidecars.overtaken(pod.pod_uid, question.asked):
+            return web.Response(status=204)
         passes = self._publication.passes
         try:
             news = self._sidecars.report(
@@ -134,14 +136,17 @@ class ControlApi:
         # What the report changes is in the next plan: an answer before it could tell a sidecar
         # to release what it was just found to hold.
         after = passes + 1 if news or passes == 0 else passes
-        with self._sidecars.polling(pod.pod_uid):
+        with self._sidecars.polling(pod.pod_uid, question.asked) as poll:
             await self._until(
                 lambda: (
                     self._known(pod.namespace)
                     and self._publication.passes >= after
                     and self._publication.set_of(pod.pod_uid).revision != question.revision
-                )
+                ),
+                poll,
             )
+        if poll.over:
+            return web.Response(status=204)  # nobody waits for it any longer
         if self._publication.passes < after:
             raise web.HTTPServiceUnavailable(text="no plan was made in time; ask again")
         if not self._known(pod.namespace):
@@ -229,14 +234,17 @@ class ControlApi:
         inherits = revision is not None and revision.term != self._publication.term
         return not (inherits and self._settling())
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        """Return when ``ready`` holds or the time to hold a question is over."""
+    async def _until(self, ready: Callable[[], bool], poll: Poll | None = None) -> None:
+        """Return when ``ready`` holds, the time to hold a question is over, or it gives way."""
+        held = poll or Poll()
         try:
-            async with asyncio.timeout(self._hold_seconds):
-                while not ready() and not self._ended:
+            async with asyncio.timeout(self._hold_seconds) as held.limit:
+                while not (ready() or held.over or self._ended):
                     await self._publication.wait()
         except TimeoutError:
             pass
+        finally:
+            held.limit = None
         if self._ended:
             raise web.HTTPServiceUnavailable(text="this operator ends; ask again")
 

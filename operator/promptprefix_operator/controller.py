@@ -27,6 +27,7 @@ from promptprefix_operator.measures import Measures
 from promptprefix_operator.metrics import Metrics, Warmth
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
+from promptprefix_operator.settling import Settling
 from promptprefix_operator.sidecars import Sidecars
 from promptprefix_operator.warm_timer import WarmTimer
 
@@ -34,11 +35,6 @@ COALESCE_S = 0.05
 """Wake-ups that come within this time lead to one plan."""
 PLAN_SHARE = 3.0
 """Between two plans at least this many times the last one's duration passes, for all else."""
-RECONNECT_S = 10.0
-"""After a start sidecars have this long to report before anything is moved or let go without."""
-SILENCE_S = 30.0
-"""The same after a leader that went silent: where its node is gone, its clients wait for it for
-`ANSWER_TIMEOUT_S` and dial for a few seconds more; part of that passed before its lease ran out."""
 
 SaltedRoutes = Callable[[tuple[RoutePrefix, ...], Iterable[Prefix]], tuple[RoutePrefix, ...]]
 """`Salts.routed`."""
@@ -68,7 +64,7 @@ class Controller:
         clock: Callable[[], float],
         wake: asyncio.Event,
         resync_seconds: float,
-        reconnect_seconds: float = RECONNECT_S,
+        settling: Settling,
         limits: Mapping[str, Limits] | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salted: SaltedRoutes | None = None,
@@ -94,7 +90,7 @@ class Controller:
         self._salted: SaltedRoutes = salted or (lambda routes, _: routes)
         self._tenants = tenants
         self._unknown = unknown
-        self._settled_at = clock() + reconnect_seconds
+        self._settling = settling
         self._wake_at: datetime | None = None
         self._passed: float | None = None
         self._planned_seconds = 0.0
@@ -112,14 +108,9 @@ class Controller:
         return None if self._passed is None else self._clock() - self._passed
 
     @property
-    def _settling(self) -> float:
-        """Seconds left in which sidecars are expected to report for the first time."""
-        return self._settled_at - self._clock()
-
-    @property
     def settling(self) -> bool:
         """Whether sidecars may still report for the first time."""
-        return self._settling > 0
+        return self._settling.left > 0
 
     async def run(self) -> None:
         """Plan at every wake-up and resync, for ever."""
@@ -161,7 +152,9 @@ class Controller:
             prefixes=prefixes,
             pods=apart(self._cluster.pods.values()),
             sidecars={
-                uid: self._publication.sidecar(uid, session.state, session.applied)
+                uid: self._publication.sidecar(
+                    uid, session.state, session.applied, self._sidecars.is_late(session)
+                )
                 for uid, session in sessions.items()
             },
             settling=self.settling,
@@ -200,7 +193,7 @@ class Controller:
         waits = [self._resync_seconds]
         if (silence := self._sidecars.next_silence()) is not None:
             waits.append(silence)
-        if (settling := self._settling) > 0:
+        if (settling := self._settling.left) > 0:
             waits.append(settling)
         now = self._now()
         for due in (self._wake_at, self._declarations.wake_at):

@@ -14,10 +14,11 @@ from promptprefix.lint import lint_payload
 from promptprefix.placement import Planner
 from promptprefix_operator import annotation_warnings, pod_warnings
 from promptprefix_operator.api_server import ApiServer
+from promptprefix_operator.attention import Attention
 from promptprefix_operator.block_keys import NO_KEYS, BlockKeyring
 from promptprefix_operator.cluster import Cluster
 from promptprefix_operator.control_api import Access, ControlApi
-from promptprefix_operator.controller import RECONNECT_S, SILENCE_S, Controller
+from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.events import Events, Notice
 from promptprefix_operator.handlers import Login, follow, pool_registry_of, registry_of
@@ -35,6 +36,7 @@ from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
 from promptprefix_operator.settings import Settings
+from promptprefix_operator.settling import RECONNECT_S, SILENCE_S, Settling
 from promptprefix_operator.sidecars import Sidecars
 from promptprefix_operator.standing_warnings import StandingWarnings
 from promptprefix_operator.status_tasks import StatusTasks
@@ -59,6 +61,7 @@ def utc_now() -> datetime:
 class Leader:
     """The leader's parts, wired."""
 
+    attention: Attention
     controller: Controller
     publication: Publication
     watches: tuple[NamespaceWatch, ...]
@@ -80,6 +83,7 @@ class Leader:
     async def _work(self, ready: Callable[[], None], stop: asyncio.Event) -> None:
         passed = self.publication.wait
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.attention.keep())
             for watch in self.watches:
                 group.create_task(watch.run(stop.set))
             await self._first_readings()
@@ -120,8 +124,8 @@ def assemble(
     events = Events(api, metrics, utc_now, time.monotonic, settings.identity)
     cluster, publication = known.cluster, known.publication
     watches = _watches(settings, api, cluster, publication, metrics, login, known.wake.set)
-    reconnect_seconds = SILENCE_S if after_silence else RECONNECT_S
-    controller = _controller(settings, known, metrics, watches.values(), reconnect_seconds)
+    settling_seconds = SILENCE_S if after_silence else RECONNECT_S
+    controller = _controller(settings, known, metrics, watches.values(), settling_seconds)
     metrics.watch_silent_routers(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **known.routers.late}
     )
@@ -129,6 +133,7 @@ def assemble(
         lambda: {**dict.fromkeys(settings.namespaces, 0), **uninjected_by_namespace(cluster.pods)}
     )
     return Leader(
+        attention=known.attention,
         controller=controller,
         publication=publication,
         watches=tuple(watches.values()),
@@ -164,6 +169,7 @@ class _Known:
 
     wake: asyncio.Event
     steady: SteadyClock
+    attention: Attention
     cluster: Cluster
     sidecars: Sidecars
     matches: Matches
@@ -176,13 +182,23 @@ class _Known:
 def _known(settings: Settings, publication: Publication) -> _Known:
     wake, salts, retention = asyncio.Event(), Salts(), settings.retention
     steady = SteadyClock(utc_now, time.monotonic)
-    routers = Routers(time.monotonic, wake.set)
+    attention = Attention(time.monotonic)
+    cluster = Cluster(wake.set)
+    routers = Routers(attention.now, wake.set)
     matches = Matches(steady.now, routers, wake.set, retention)
     return _Known(
         wake=wake,
         steady=steady,
-        cluster=Cluster(wake.set),
-        sidecars=Sidecars(time.monotonic, settings.connected_seconds, wake.set, steady.now),
+        attention=attention,
+        cluster=cluster,
+        sidecars=Sidecars(
+            attention.now,
+            settings.connected_seconds,
+            wake.set,
+            steady.now,
+            vouched=cluster.is_ready,
+            vouched_seconds=settings.connected_ready_seconds,
+        ),
         matches=matches,
         routers=routers,
         salts=salts,
@@ -196,7 +212,7 @@ def _controller(
     known: _Known,
     metrics: Metrics,
     watches: Collection[NamespaceWatch],
-    reconnect_seconds: float,
+    settling_seconds: float,
 ) -> Controller:
     return Controller(
         cluster=known.cluster,
@@ -212,7 +228,7 @@ def _controller(
         clock=time.monotonic,
         wake=known.wake,
         resync_seconds=settings.resync_seconds,
-        reconnect_seconds=reconnect_seconds,
+        settling=Settling(known.attention.now, lambda: known.sidecars.came, settling_seconds),
         limits=settings.namespace_limits,
         retention=settings.retention,
         salted=known.salts.routed,

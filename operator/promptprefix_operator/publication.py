@@ -76,14 +76,16 @@ class Publication:
         told = self._sets.get(pod_uid)
         return told is not None and placement in told.ids
 
-    def sidecar(self, pod_uid: str, state: SidecarState, applied: Revision | None) -> Sidecar:
+    def sidecar(
+        self, pod_uid: str, state: SidecarState, applied: Revision | None, silent: bool = False
+    ) -> Sidecar:
         """Join a report with what the sidecar was told; what it applied closes what was before."""
         told = self._sets.get(pod_uid)
         if told is None:
-            return Sidecar(state)
+            return Sidecar(state, silent=silent)
         if applied == told.response.revision and told.open is not told.ids:
             told = self._sets[pod_uid] = replace(told, open=told.ids)
-        return Sidecar(state, told.open, told.resting)
+        return Sidecar(state, told.open, told.resting, silent)
 
     def publish(
         self, plan: Plan, unknown: Iterable[str] = (), tenants: tuple[TenantSalt, ...] = ()

@@ -112,6 +112,11 @@ class Settings(BaseSettings):
     """At least this often everything is planned again."""
     connected_seconds: float = Field(default=45.0, gt=0)
     """A sidecar without an open poll counts as connected this long after its last question."""
+    connected_ready_seconds: float = Field(default=120.0, ge=0)
+    """The same for a pod that Kubernetes says is Ready, if that is longer.
+
+    By default as long as a sidecar's pins outlive it.
+    """
     limits: LimitsByNamespace = {}
     """What namespaces may use, JSON: ``{"*": {"budgetShare": 0.5, "maxPriority": 100}}``.
 

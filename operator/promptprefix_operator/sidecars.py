@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +23,29 @@ class TooManySidecarsError(Exception):
 _Essence = tuple[EngineState, bool, tuple[PlacementState, ...]]
 
 
+class Poll:
+    """An open question of a sidecar; ``over`` once a later one has taken its place.
+
+    While it is held, ``limit`` is the time for that.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.limit: asyncio.Timeout | None = None
+
+    def give_way(self) -> None:
+        """Hold it no longer."""
+        self.over = True
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(0.0)
+
+
 @dataclass
 class Session:
-    """One pod's sidecar. ``seen`` is monotonic seconds; ``polls`` counts open questions.
+    """One pod's sidecar. ``seen`` is in seconds of the clock; ``polls`` counts open questions.
 
-    ``essence`` is what a plan depends on of the ``state``.
+    ``essence`` is what a plan depends on of the ``state``. ``asked`` is the pod's own time of the
+    latest question, and ``poll`` that question, if it is open and gives way to a later one.
     """
 
     state: SidecarState
@@ -34,12 +53,17 @@ class Session:
     applied: Revision | None
     seen: float
     polls: int = 0
+    asked: float | None = None
+    poll: Poll | None = None
 
 
 class Sidecars:
     """The sessions by pod uid, at most `MAX_SIDECARS`; silent ones make room first.
 
-    ``clock`` is monotonic seconds; matches are dated by ``date``.
+    A sidecar is connected for ``connected_seconds`` after its last question; one whose pod is
+    ``vouched`` for by Kubernetes for ``vouched_seconds``: it may just be slow, and what it has
+    pinned outlives its silence. ``clock`` is seconds in which questions could be heard
+    (`Attention`); matches are dated by ``date``.
     """
 
     def __init__(
@@ -48,12 +72,22 @@ class Sidecars:
         connected_seconds: float,
         changed: Callable[[], None],
         date: Callable[[], datetime],
+        vouched: Callable[[str], bool] = lambda _: False,
+        vouched_seconds: float = 0.0,
     ) -> None:
         self._clock = clock
         self._date = date
         self._connected_seconds = connected_seconds
         self._changed = changed
+        self._vouched = vouched
+        self._vouched_seconds = max(connected_seconds, vouched_seconds)
         self._sessions: dict[str, Session] = {}
+        self._came: float | None = None
+
+    @property
+    def came(self) -> float | None:
+        """When the latest sidecar that was not known reported, by the clock; None before any."""
+        return self._came
 
     def report(
         self,
@@ -75,9 +109,10 @@ class Sidecars:
         if session is None:
             self._make_room()
             self._sessions[pod_uid] = Session(state, essence, applied, now)
+            self._came = now
             self._changed()
             return True
-        news = not self._is_connected(session) or session.essence != essence
+        news = self.is_late(session) or session.essence != essence
         news = news or session.applied != applied
         session.state, session.essence = state, essence
         session.applied, session.seen = applied, now
@@ -85,50 +120,75 @@ class Sidecars:
             self._changed()
         return news
 
+    def overtaken(self, pod_uid: str, asked: float | None) -> bool:
+        """Whether a question that the pod asked later is open: two connections keep no order."""
+        session = self._sessions.get(pod_uid)
+        if session is None or session.poll is None or session.asked is None or asked is None:
+            return False
+        return asked < session.asked
+
     @contextmanager
-    def polling(self, pod_uid: str) -> Iterator[None]:
-        """Count an open question: as long as it lasts the sidecar is connected."""
-        session = self._sessions[pod_uid]
+    def polling(self, pod_uid: str, asked: float | None = None) -> Iterator[Poll]:
+        """Count an open question: as long as it lasts the sidecar is connected.
+
+        One that says when it was ``asked`` takes the place of the one before that did so.
+        """
+        session, poll = self._sessions[pod_uid], Poll()
+        if asked is not None:
+            if session.poll is not None:
+                session.poll.give_way()
+            session.poll, session.asked = poll, asked
         session.polls += 1
         try:
-            yield
+            yield poll
         finally:
             session.polls -= 1
             session.seen = self._clock()
+            if session.poll is poll:
+                session.poll = None
 
     def connected(self) -> Mapping[str, Session]:
         """Return the sessions of the connected sidecars."""
-        return {
-            uid: session for uid, session in self._sessions.items() if self._is_connected(session)
-        }
+        sessions = self._sessions.items()
+        return {uid: session for uid, session in sessions if self._is_connected(uid, session)}
+
+    def is_late(self, session: Session) -> bool:
+        """Whether a sidecar is silent, or would be if Kubernetes did not vouch for its pod."""
+        late = self._clock() - session.seen >= self._connected_seconds
+        return session.polls == 0 and late
 
     def silent(self) -> frozenset[str]:
         """Return the pods that reported and are silent now."""
-        return frozenset(uid for uid, s in self._sessions.items() if not self._is_connected(s))
+        sessions = self._sessions.items()
+        return frozenset(uid for uid, session in sessions if not self._is_connected(uid, session))
 
     def next_silence(self) -> float | None:
-        """Return in how many seconds the next sidecar will count as disconnected."""
+        """Return in how many seconds the next sidecar will be late, or count as disconnected."""
         now = self._clock()
         waits = [
-            session.seen + self._connected_seconds - now
-            for session in self._sessions.values()
-            if session.polls == 0 and self._is_connected(session)
+            session.seen - now + self._patience(uid, self.is_late(session))
+            for uid, session in self._sessions.items()
+            if session.polls == 0 and self._is_connected(uid, session)
         ]
         return max(0.0, min(waits)) if waits else None
 
     def forget_except(self, pods: Mapping[str, object]) -> None:
         """Drop the silent sidecars of pods that no longer exist."""
         for uid in list(self._sessions):
-            if uid not in pods and not self._is_connected(self._sessions[uid]):
+            if uid not in pods and not self._is_connected(uid, self._sessions[uid]):
                 del self._sessions[uid]
 
-    def _is_connected(self, session: Session) -> bool:
-        return session.polls > 0 or self._clock() - session.seen < self._connected_seconds
+    def _is_connected(self, uid: str, session: Session) -> bool:
+        age = self._clock() - session.seen
+        return session.polls > 0 or age < self._patience(uid, self.is_late(session))
+
+    def _patience(self, uid: str, late: bool) -> float:
+        return self._vouched_seconds if late and self._vouched(uid) else self._connected_seconds
 
     def _make_room(self) -> None:
         if len(self._sessions) < MAX_SIDECARS:
             return
-        silent = [(s.seen, uid) for uid, s in self._sessions.items() if not self._is_connected(s)]
+        silent = [(self._sessions[uid].seen, uid) for uid in self.silent()]
         if not silent:
             raise TooManySidecarsError(f"more than {MAX_SIDECARS} sidecars")
         del self._sessions[min(silent)[1]]

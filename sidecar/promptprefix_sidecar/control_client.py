@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,12 +14,7 @@ import httpx
 from pydantic import ValidationError
 
 from promptprefix.payload import Payload
-from promptprefix.redial import (
-    ANSWER_TIMEOUT_S,
-    CONNECT_TIMEOUT_S,
-    nobody_leads,
-    redial_pause,
-)
+from promptprefix.redial import nobody_leads, redial_pause
 from promptprefix.wire import (
     CONTENT_PATH,
     SALT_PATH,
@@ -29,9 +25,10 @@ from promptprefix.wire import (
     SyncResponse,
 )
 from promptprefix_sidecar.bearer import BearerError, authorization
+from promptprefix_sidecar.patience import Patience
 
-WRITE_TIMEOUT_S = 10.0
-TIMEOUT = httpx.Timeout(CONNECT_TIMEOUT_S, read=ANSWER_TIMEOUT_S, write=WRITE_TIMEOUT_S)
+LIMITS = httpx.Limits(max_keepalive_connections=4, keepalive_expiry=10.0)
+"""Two questions, of which one takes the other's place, and a text or salt."""
 MAX_CONTENT_BYTES = 8 * 1024 * 1024
 """Four fields of 262,144 characters, each at most 6 bytes as escaped JSON, and some air."""
 
@@ -69,10 +66,49 @@ class StandbyError(ControlError):
 Connect = Callable[[ssl.SSLContext], httpx.AsyncClient]
 
 
+def dialling(url: str) -> Connect:
+    """Return what opens connections to the control API at ``url``."""
+
+    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=url, verify=context, trust_env=False, limits=LIMITS)
+
+    return connect
+
+
+class _Line:
+    """The connections to one operator; they are closed when they are left and nobody uses them."""
+
+    def __init__(self, client: httpx.AsyncClient, authority: str) -> None:
+        self.authority = authority
+        self._client = client
+        self._users = 0
+        self._left = False
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Use them; what is left meanwhile stays open until the end."""
+        self._users += 1
+        try:
+            yield self._client
+        finally:
+            self._users -= 1
+            await self._close_unused()
+
+    async def leave(self) -> None:
+        """Begin nothing on them any more."""
+        self._left = True
+        await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        if self._left and not self._users:
+            await self._client.aclose()
+
+
 class ControlClient:
     """Reads CA and token for every request, so that renewed ones count at once.
 
-    A standby's answer leads to a new connection, not to an error, unless nobody leads. Every method
+    All requests share connections, so that the leader stays found and handshakes are few. A
+    standby's answer leads to a new connection, not to an error, unless nobody leads. Every method
     raises `ControlError`.
     """
 
@@ -84,21 +120,21 @@ class ControlClient:
         token_file: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
+        patience: Patience | None = None,
     ) -> None:
         self._connect = connect
         self._ca_file = ca_file
         self._token_file = token_file
         self._sleep = sleep
         self._jitter = jitter
-        self._ca = ""
-        self._client: httpx.AsyncClient | None = None
+        self._patience = patience or Patience()
+        self._line: _Line | None = None
         self._standbys = 0
 
     async def sync(self, request: SyncRequest) -> SyncResponse | None:
         """Report state and wait for the desired set; None if it did not change meanwhile."""
         body = request.model_dump_json().encode()
         while (response := await self._long_poll(body)).status_code == STANDBY_STATUS:
-            await self.reconnect()
             self._standbys += 1
             await self._before_redial(self._standbys)
         self._standbys = 0
@@ -139,22 +175,18 @@ class ControlClient:
         return salt
 
     async def reconnect(self) -> None:
-        """Close the connections, so that the next request may reach another operator."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        """Let the next request reach another operator; what is asked already is left in peace."""
+        line, self._line = self._line, None
+        if line is not None:
+            await line.leave()
 
     async def _long_poll(self, body: bytes) -> httpx.Response:
-        """Ask on the connection that is kept, so that the leader stays found."""
         headers = {"authorization": self._authorization(), "content-type": "application/json"}
-        client = await self._connected()
-        try:
-            return await _answer(
-                client.post(SYNC_PATH, content=body, headers=headers, timeout=TIMEOUT)
+        return await self._answer(
+            lambda client: client.post(
+                SYNC_PATH, content=body, headers=headers, timeout=self._patience.timeout
             )
-        except ControlError:
-            await self.reconnect()
-            raise
+        )
 
     async def _fetched(self, path: str, name: str) -> httpx.Response:
         """Return the leader's answer about one thing."""
@@ -166,11 +198,38 @@ class ControlClient:
         return response
 
     async def _fetch(self, path: str, name: str) -> httpx.Response:
-        """Ask on a connection of its own: a standby's answer must not end the long-poll."""
         headers = {"authorization": self._authorization()}
         url = f"{path}/{quote(name, safe='')}"
-        async with self._connect(self._tls(self._authority())) as client:
-            return await _answer(client.get(url, headers=headers, timeout=TIMEOUT))
+        return await self._answer(
+            lambda client: client.get(url, headers=headers, timeout=self._patience.timeout)
+        )
+
+    async def _answer(
+        self, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]]
+    ) -> httpx.Response:
+        """Ask on the connections that are kept; leave them if a standby answers, or nobody."""
+        line = await self._connected()
+        async with line.use() as client:
+            try:
+                response = await ask(client)
+            except httpx.HTTPError as error:
+                self._patience.failed(error)
+                # Where none was made there is no operator to leave, and others may be in use.
+                if not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                    await self._leave(line)
+                if isinstance(error, httpx.TimeoutException):
+                    message = "the control API did not answer in time"
+                    raise ControlError("timeout", message) from error
+                message = f"the control API can't be reached ({_cause(error)})"
+                raise ControlError("unreachable", message) from error
+        self._patience.answered()
+        if response.status_code == STANDBY_STATUS:
+            await self._leave(line)
+        return response
+
+    async def _leave(self, line: _Line) -> None:
+        if self._line is line:
+            await self.reconnect()
 
     async def _before_redial(self, standbys: int) -> None:
         if nobody_leads(standbys):
@@ -183,14 +242,13 @@ class ControlClient:
         except BearerError as error:
             raise ControlError("token", f"the token {error}") from error
 
-    async def _connected(self) -> httpx.AsyncClient:
+    async def _connected(self) -> _Line:
         authority = self._authority()
-        if self._client is not None and authority != self._ca:
+        if self._line is not None and authority != self._line.authority:
             await self.reconnect()
-        if self._client is None:
-            self._client = self._connect(self._tls(authority))
-            self._ca = authority
-        return self._client
+        if self._line is None:
+            self._line = _Line(self._connect(self._tls(authority)), authority)
+        return self._line
 
     def _authority(self) -> str:
         """Return the CA's text without what is no ASCII: that stands between certificates only."""
@@ -209,16 +267,6 @@ class ControlClient:
             return ssl.create_default_context(cadata=authority)
         except (ssl.SSLError, ValueError) as error:
             raise ControlError("ca", message) from error
-
-
-async def _answer(question: Awaitable[httpx.Response]) -> httpx.Response:
-    try:
-        return await question
-    except httpx.TimeoutException as error:
-        raise ControlError("timeout", "the control API did not answer in time") from error
-    except httpx.HTTPError as error:
-        message = f"the control API can't be reached ({_cause(error)})"
-        raise ControlError("unreachable", message) from error
 
 
 def _check(response: httpx.Response, path: str) -> None:

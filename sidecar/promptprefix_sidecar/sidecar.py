@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +16,7 @@ from promptprefix_sidecar.bearer import authorization, bearer
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.contents import Contents, ContentSource
-from promptprefix_sidecar.control_client import ControlClient
+from promptprefix_sidecar.control_client import ControlClient, dialling
 from promptprefix_sidecar.engine_api import EngineApi
 from promptprefix_sidecar.engine_tls import engine_tls
 from promptprefix_sidecar.executor import Executor
@@ -233,13 +232,8 @@ def connect_engine(settings: Settings) -> httpx.AsyncClient:
 @contextlib.asynccontextmanager
 async def open_sidecar(settings: Settings, clock: Clock) -> AsyncIterator[Sidecar]:
     """Open the connections and the port, and close them at the end."""
-
-    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=str(settings.control_url), verify=context, trust_env=False
-        )
-
-    control = ControlClient(connect, ca_file=settings.ca_file, token_file=settings.token_file)
+    dial = dialling(str(settings.control_url))
+    control = ControlClient(dial, ca_file=settings.ca_file, token_file=settings.token_file)
     async with connect_engine(settings) as engine_client:
         sidecar = build_sidecar(settings, engine_client, control, clock)
         runner = web.AppRunner(make_app(sidecar.gate, sidecar.metrics.page), access_log=None)

@@ -32,6 +32,13 @@ log = structlog.get_logger()
 COALESCE_S = 0.1
 """A burst of changes is reported once."""
 
+GIVE_WAY_S = 3.0
+"""The operator has this long to answer a question whose place a later one has taken.
+
+Until then no third one is asked: an operator, or a pod, without time gets no more work than it can
+do. After that the connection is closed, as an operator that is older holds the question.
+"""
+
 FIRST_BACKOFF_S = 0.5
 CONFLICT = 409
 UNHEARD_S = 2 * LONG_POLL_S
@@ -52,7 +59,10 @@ class ControlApi(Protocol):
 
 
 class SyncLoop:
-    """One long-poll is always open; a change of state that matters cuts it short.
+    """One long-poll is always open; a change of state that matters is told by a new one.
+
+    That takes the place of the one before, which the operator answers then. Its connection serves
+    again: a handshake for each change would cost both sides more than all else.
 
     An error changes nothing of what is wanted: it is held until the operator says otherwise, or
     has been silent for ``hold_s`` seconds (0: for ever).
@@ -81,6 +91,7 @@ class SyncLoop:
         self._jitter = jitter
         self._sleep = sleep
         self._changed = board.subscribe()
+        self._former: asyncio.Task[SyncResponse | None] | None = None
         self._revision: Revision | None = None
         self._answered_boot = ""
         self._failures = 0
@@ -90,6 +101,12 @@ class SyncLoop:
 
     async def run(self) -> None:
         """Talk until cancelled."""
+        try:
+            await self._talk()
+        finally:
+            await self._forget_former()
+
+    async def _talk(self) -> None:
         while True:
             snapshot = self._board.snapshot
             state = sidecar_state(snapshot, self._address)
@@ -101,6 +118,7 @@ class SyncLoop:
                 revision=self._revision if may_wait else None,
                 state=state,
                 sent=max(0.0, self._clock.wall()),
+                asked=max(0.0, self._clock.monotonic()),
             )
             try:
                 done = await self._exchange(request)
@@ -124,30 +142,52 @@ class SyncLoop:
         return self._clock.monotonic() - self._heard_at
 
     async def _exchange(self, request: SyncRequest) -> bool:
-        """Report and wait; return False if a change of state cut the wait short."""
+        """Report and wait; return False if a change of state took the place of this question."""
         poll = asyncio.create_task(self._control.sync(request))
         cut = asyncio.create_task(self._until_urgent(request.state))
+        given_way = False
         try:
             await asyncio.wait({poll, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if not poll.done():
+                given_way = await self._give_way(poll)
         finally:
             for task in (poll, cut):
-                if not task.done():
+                if not (task.done() or (task is poll and given_way)):
                     task.cancel()
-            await asyncio.wait({poll, cut})
+            await asyncio.wait({cut} if given_way else {poll, cut})
         if not cut.cancelled():
             cut.result()
-        if poll.cancelled():
+        if given_way:
             return False
         answer = poll.result()
         if answer is not None and self._is_older(answer.revision):
             raise ControlStatusError(CONFLICT, SYNC_PATH)
         self._heard()
+        news = answer is not None and answer.revision != self._revision
         if answer is not None:
-            news = answer.revision != self._revision
             self._take_over(answer)
-            if not news:  # an operator that repeats itself must not make us spin
-                await asyncio.sleep(COALESCE_S)
+        if not news:  # an operator that repeats itself must not make us spin
+            await asyncio.sleep(COALESCE_S)
         return True
+
+    async def _give_way(self, poll: asyncio.Task[SyncResponse | None]) -> bool:
+        """Leave a question open for the next one; return False if it is answered first."""
+        if self._former is not None:
+            both = {self._former, poll}
+            await asyncio.wait(both, timeout=GIVE_WAY_S, return_when=asyncio.FIRST_COMPLETED)
+            if not poll.done():
+                await self._forget_former()
+        if poll.done():
+            return False
+        self._former = poll
+        return True
+
+    async def _forget_former(self) -> None:
+        """End the question whose place another one has taken; its answer is out of date."""
+        former, self._former = self._former, None
+        if former is not None:
+            former.cancel()
+            await asyncio.gather(former, return_exceptions=True)
 
     def _is_older(self, revision: Revision) -> bool:
         """Whether a leader of the past answered, who could not know: it was told no revision."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 from aiohttp import web
 
@@ -25,13 +23,14 @@ from promptprefix.wire import (
     SyncRequest,
     SyncResponse,
 )
-from promptprefix_sidecar import control_client
 from promptprefix_sidecar.control_client import (
     ControlClient,
     ControlError,
     ControlStatusError,
     StandbyError,
+    dialling,
 )
+from promptprefix_sidecar.patience import Patience
 
 QUESTION = SyncRequest(
     state=SidecarState(engine=EngineState(healthy=True, address="10.0.0.7", port=8000))
@@ -88,19 +87,23 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def connected(
-    port: int, ca_file: Path, token_file: Path, pauses: list[float] | None = None
+    port: int,
+    ca_file: Path,
+    token_file: Path,
+    pauses: list[float] | None = None,
+    patience: Patience | None = None,
 ) -> AsyncIterator[ControlClient]:
-    def connect(context: ssl.SSLContext) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            base_url=f"https://127.0.0.1:{port}", verify=context, trust_env=False
-        )
-
     async def sleep(seconds: float) -> None:
         if pauses is not None:
             pauses.append(seconds)
 
     client = ControlClient(
-        connect, ca_file=ca_file, token_file=token_file, sleep=sleep, jitter=lambda: 0.0
+        dialling(f"https://127.0.0.1:{port}"),
+        ca_file=ca_file,
+        token_file=token_file,
+        sleep=sleep,
+        jitter=lambda: 0.0,
+        patience=patience,
     )
     try:
         yield client
@@ -346,17 +349,16 @@ async def test_when_nobody_leads_the_dials_become_rare_and_an_error_says_so(
 
 
 async def test_an_operator_that_says_nothing_is_left_in_time(
-    operator: FakeOperator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    operator: FakeOperator, tmp_path: Path
 ) -> None:
     authority = LoopbackAuthority(tmp_path / "ca")
     token = tmp_path / "token"
     token.write_text("t")
-    monkeypatch.setattr(control_client, "TIMEOUT", httpx.Timeout(5.0, read=0.05))
     operator.answers = [web.Response(status=204), web.Response(status=204)]
     operator.free.clear()
     async with (
         serving(operator, authority) as port,
-        connected(port, authority.ca_file, token) as client,
+        connected(port, authority.ca_file, token, patience=Patience(5.0, answer_s=0.05)) as client,
     ):
         with pytest.raises(ControlError) as caught:
             await client.sync(QUESTION)
@@ -364,3 +366,36 @@ async def test_an_operator_that_says_nothing_is_left_in_time(
         operator.free.set()
         assert await client.sync(QUESTION) is None
     assert len(set(operator.peers)) == 2
+
+
+async def test_texts_and_reports_share_connections_and_those_that_are_left_end_in_peace(
+    operator: FakeOperator, tmp_path: Path
+) -> None:
+    authority = LoopbackAuthority(tmp_path / "ca")
+    token = tmp_path / "token"
+    token.write_text("t")
+    operator.answers = [
+        web.Response(status=204),
+        reply(TEXT),
+        reply(TEXT),
+        web.Response(status=204),
+        web.Response(status=204),
+    ]
+    operator.free.clear()
+    async with (
+        serving(operator, authority) as port,
+        connected(port, authority.ca_file, token) as client,
+    ):
+        poll = asyncio.create_task(client.sync(QUESTION))
+        await asyncio.wait_for(operator.asked.wait(), 10)
+        for _ in range(2):
+            assert await client.content(TEXT.digest) == TEXT
+        later = asyncio.create_task(client.sync(QUESTION))
+        while len(operator.peers) < 4:  # noqa: ASYNC110 - the fake tells no more
+            await asyncio.sleep(0.01)
+        assert len(set(operator.peers)) == 2
+        await client.reconnect()
+        operator.free.set()
+        assert [await poll, await later] == [None, None], "what was asked already is not disturbed"
+        assert await client.sync(QUESTION) is None
+    assert len(set(operator.peers)) == 3

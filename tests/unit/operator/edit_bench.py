@@ -30,6 +30,7 @@ from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
+from promptprefix_operator.settling import RECONNECT_S, Settling
 from promptprefix_operator.sidecars import Sidecars
 
 START = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -87,6 +88,7 @@ class Bench:
             clock=lambda: self.seconds,
             wake=wake,
             resync_seconds=30,
+            settling=Settling(lambda: self.seconds, lambda: None, RECONNECT_S),
         )
         for name in PODS:
             pod = {"uid": name, "namespace": "ml", "name": name, "labels": {"app": "v"}}

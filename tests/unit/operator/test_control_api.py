@@ -159,6 +159,25 @@ async def test_in_the_end_no_question_is_held(patient: Setup) -> None:
     assert (await patient.ask("GET", "/v1/routes", "router"))[0] == 503
 
 
+async def test_a_question_gives_way_to_a_later_one_of_the_same_pod(patient: Setup) -> None:
+    def asked(at: float) -> str:
+        body = SyncRequest.model_validate_json(question(patient.publication.set_of("u0").revision))
+        return body.model_copy(update={"asked": at}).model_dump_json()
+
+    patient.publication.publish(planned(u0=()))
+    first = asyncio.create_task(patient.ask("POST", SYNC, body=asked(5.0)))
+    await patient.polls("u0")
+    patient.publication.publish(planned(u0=()))
+    second = asyncio.create_task(patient.ask("POST", SYNC, body=asked(6.0)))
+    assert await asyncio.wait_for(first, 5) == (204, "")
+    assert await patient.ask("POST", SYNC, body=asked(5.5)) == (204, ""), "it came too late"
+    assert not second.done()
+    patient.publication.publish(planned(u0=(placement(),)))
+    status, text = await asyncio.wait_for(second, 5)
+    assert status == 200
+    assert SyncResponse.model_validate_json(text).placements == (placement(),)
+
+
 async def test_a_poll_that_is_given_up_is_counted_out(patient: Setup) -> None:
     patient.publication.publish(planned(u0=()))
     asking = asyncio.create_task(patient.ask("POST", SYNC, body=question()))

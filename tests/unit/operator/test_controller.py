@@ -15,7 +15,7 @@ from promptprefix.placement import Plan, Planner
 from promptprefix.resource import Pinning
 from promptprefix.wire import EngineState, Phase, PlacementState, SidecarState
 from promptprefix_operator.cluster import Cluster
-from promptprefix_operator.controller import RECONNECT_S, Controller
+from promptprefix_operator.controller import Controller
 from promptprefix_operator.declarations import Declarations
 from promptprefix_operator.matches import Matches
 from promptprefix_operator.measures import Measures
@@ -23,6 +23,7 @@ from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import HEARING_SECONDS, ROUTER_SECONDS, Routers
 from promptprefix_operator.salts import Salts
+from promptprefix_operator.settling import RECONNECT_S, Settling
 from promptprefix_operator.sidecars import Sidecars
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
@@ -55,6 +56,7 @@ class Bench:
             clock=lambda: self.now,
             wake=self.wake,
             resync_seconds=30,
+            settling=Settling(lambda: self.now, lambda: None, RECONNECT_S),
             limits=limits,
         )
         pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}

@@ -30,6 +30,7 @@ from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.publication import Publication
 from promptprefix_operator.routers import Routers
 from promptprefix_operator.salts import Salts
+from promptprefix_operator.settling import Settling
 from promptprefix_operator.sidecars import Sidecars
 
 EDGE = datetime(2026, 11, 29, 18, tzinfo=UTC)
@@ -62,7 +63,7 @@ class Bench:
             clock=time.monotonic,
             wake=self.wake,
             resync_seconds=600,
-            reconnect_seconds=0,
+            settling=Settling(time.monotonic, lambda: None, 0),
         )
         pod = {"uid": "p", "namespace": "ml", "name": "p", "labels": {"app": "v"}}
         self.cluster.see_pod({"metadata": pod, "status": {"podIP": "10.0.0.1"}})

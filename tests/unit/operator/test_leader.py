@@ -10,10 +10,10 @@ from kubernetes.aio.client.configuration import Configuration
 
 from promptprefix_operator import leader
 from promptprefix_operator.api_server import ApiServer
-from promptprefix_operator.controller import RECONNECT_S, SILENCE_S
 from promptprefix_operator.leader import assemble
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.settings import Settings
+from promptprefix_operator.settling import RECONNECT_S, SILENCE_S
 
 
 async def login() -> kopf.ConnectionInfo:
@@ -30,7 +30,10 @@ async def test_sidecars_have_longer_to_report_after_a_leader_that_went_silent(
     settings = Settings(namespaces=("ml",), own_namespace="system")
     try:
         made = assemble(settings, api, Metrics(), login, term=1, after_silence=after_silence)
-        now += seconds - 0.1
+        while now < 100.0 + seconds - 0.5:
+            now += 0.5
+            made.attention.look()
+        now += 0.4
         assert made.controller.settling
         now += 0.2
         assert not made.controller.settling

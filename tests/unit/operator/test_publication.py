@@ -105,7 +105,15 @@ async def test_a_publication_wakes_everybody_who_waits() -> None:
 class Desk:
     def __init__(self) -> None:
         self.now, self.wakes = 0.0, 0
-        self.sidecars = Sidecars(lambda: self.now, 45, self._wake, lambda: DATE)
+        self.ready: set[str] = set()
+        self.sidecars = Sidecars(
+            lambda: self.now,
+            45,
+            self._wake,
+            lambda: DATE,
+            vouched=lambda uid: uid in self.ready,
+            vouched_seconds=300,
+        )
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -156,6 +164,43 @@ def test_a_silent_sidecar_is_disconnected_and_its_return_is_news() -> None:
     assert desk.sidecars.silent() == {"u"}
     assert desk.sidecars.next_silence() is None
     assert desk.report("u")
+
+
+def test_a_ready_pod_whose_sidecar_is_slow_stays_until_kubernetes_says_otherwise() -> None:
+    desk = Desk()
+    desk.ready = {"u"}
+    desk.report("u")
+    assert desk.sidecars.next_silence() == 45.0
+    desk.now = 44.0
+    assert not desk.sidecars.is_late(desk.sidecars.connected()["u"])
+    desk.now = 200.0
+    assert desk.sidecars.is_late(desk.sidecars.connected()["u"])
+    assert desk.sidecars.next_silence() == 100.0
+    assert desk.report("u")
+    assert not desk.sidecars.is_late(desk.sidecars.connected()["u"])
+    desk.now = 400.0
+    desk.ready.clear()
+    assert desk.sidecars.connected() == {}
+    desk.ready = {"u"}
+    desk.now = 499.9
+    assert set(desk.sidecars.connected()) == {"u"}
+    desk.now = 500.0
+    assert desk.sidecars.silent() == {"u"}
+
+
+def test_a_question_takes_the_place_of_the_one_before_and_of_none_that_came_later() -> None:
+    desk = Desk()
+    assert not desk.sidecars.overtaken("u", 7.0)
+    desk.report("u")
+    with desk.sidecars.polling("u", 7.0) as first:
+        assert not desk.sidecars.overtaken("u", 8.0)
+        with desk.sidecars.polling("u", 8.0) as second:
+            assert (first.over, second.over) == (True, False)
+            assert desk.sidecars.overtaken("u", 7.5)
+            assert not desk.sidecars.overtaken("u", None)
+        assert not desk.sidecars.overtaken("u", 1.0), "a node that started anew counts anew"
+        with desk.sidecars.polling("u") as older:
+            assert not older.over
 
 
 def test_sessions_are_bounded_and_silent_ones_make_room() -> None:

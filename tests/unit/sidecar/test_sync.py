@@ -11,7 +11,7 @@ import pytest
 
 from promptprefix.redial import MAX_PAUSE_S
 from promptprefix.wire import Revision, SyncRequest, SyncResponse
-from promptprefix_sidecar import engine_change
+from promptprefix_sidecar import engine_change, sync
 from promptprefix_sidecar.board import Board
 from promptprefix_sidecar.clock import Clock
 from promptprefix_sidecar.control_client import ControlError, StandbyError
@@ -26,9 +26,10 @@ ANSWER = SyncResponse(revision=Revision(term=1, number=1), placements=(placement
 
 @dataclass
 class Stand:
-    """Answers questions without a revision at once and lets others wait.
+    """Answers questions without a revision at once and lets others wait, until a later one comes.
 
-    While ``errors`` lasts, its errors are the answers; a pause takes no time.
+    One that ``holds`` lets them wait even then. While ``errors`` lasts, its errors are the answers;
+    a pause takes no time.
     """
 
     hold_s: float = 86_400.0
@@ -37,6 +38,9 @@ class Stand:
     failed: list[str] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     reconnects: int = 0
+    holds: bool = False
+    ended: int = 0
+    late: SyncResponse | None = None
     now: float = 0.0
     wall: float = 1_796_000_000.0
     answer: SyncResponse = ANSWER
@@ -44,17 +48,26 @@ class Stand:
     def __post_init__(self) -> None:
         self.board = Board(snapshot(warm("a"), found=report(pin(warm("a")))))
         self.changed = asyncio.Condition()
+        self.later = asyncio.Event()
 
     async def sync(self, request: SyncRequest) -> SyncResponse | None:
         async with self.changed:
             self.asked.append(request)
             self.changed.notify_all()
+            self.later.set()
+            self.later = later = asyncio.Event()
         if self.errors:
             raise self.errors.pop(0)
         if request.revision is None:
             return self.answer
-        await asyncio.get_running_loop().create_future()
-        return None
+        try:
+            await later.wait()
+            if self.holds:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.ended += 1
+            raise
+        return self.late
 
     async def reconnect(self) -> None:
         self.reconnects += 1
@@ -133,6 +146,55 @@ async def test_reports_that_cut_every_wait_short_still_get_an_answer_now_and_the
         await stand.questions(5)
     revisions = [request.revision for request in stand.asked]
     assert revisions == [None, ANSWER.revision, ANSWER.revision, None, ANSWER.revision]
+
+
+async def test_a_new_state_is_told_without_closing_a_connection() -> None:
+    stand = Stand()
+    async with stand.running():
+        await stand.questions(2)
+        for number in range(4):
+            stand.now += 1.0
+            stand.flap(number)
+            await stand.questions(3 + number)
+        assert stand.ended == 0
+    assert [request.asked for request in stand.asked] == [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    assert stand.ended == 1  # the last one, when the sidecar ends
+    assert not stand.failed
+
+
+async def test_an_operator_that_is_busy_gets_no_third_question_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand = Stand(holds=True)
+    async with stand.running():
+        await stand.questions(2)
+        stand.flap(1)
+        await stand.questions(3)
+        assert stand.ended == 0
+        monkeypatch.setattr(sync, "GIVE_WAY_S", 0.01)
+        stand.flap(2)
+        await stand.questions(4)
+        assert stand.ended == 1  # never are more than two open
+        stand.flap(3)
+        stand.later.set()
+        await stand.questions(5)
+        assert stand.ended == 2
+    assert stand.asked[-1].state.engine.soft_reason == "reason 3"
+
+
+async def test_a_late_answer_to_a_question_that_gave_way_counts_for_nothing() -> None:
+    old = SyncResponse(revision=Revision(term=1, number=9), placements=())
+    stand = Stand()
+    async with stand.running():
+        await stand.questions(2)
+        stand.late = old
+        stand.flap(1)
+        await stand.questions(3)
+        stand.late = None
+        stand.flap(2)
+        await stand.questions(4)
+        assert stand.board.snapshot.records["a"].wanted
+    assert stand.asked[-1].revision == ANSWER.revision
 
 
 async def test_after_an_error_the_revision_is_named_however_long_it_takes() -> None:

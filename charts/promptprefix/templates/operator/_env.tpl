@@ -21,6 +21,8 @@
   value: {{ .Values.operator.resyncSeconds | quote }}
 - name: PROMPTPREFIX_CONNECTED_SECONDS
   value: {{ .Values.operator.connectedSeconds | quote }}
+- name: PROMPTPREFIX_CONNECTED_READY_SECONDS
+  value: {{ .Values.operator.connectedReadySeconds | quote }}
 - name: PROMPTPREFIX_LIMITS
   value: {{ toJson .Values.limits | quote }}
 - name: PROMPTPREFIX_VERSION_IDLE_SECONDS
