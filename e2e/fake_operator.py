@@ -44,6 +44,7 @@ class FakeOperator:
     _payloads: dict[str, Payload] = field(default_factory=dict)
     _salts: dict[str, str] = field(default_factory=dict)
     _number: int = 0
+    _asked: float | None = None
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -128,12 +129,15 @@ class FakeOperator:
         question = SyncRequest.model_validate_json(await request.read())
         async with self._changed:
             self.states.append(question.state)
+            self._asked = question.asked
             self._changed.notify_all()
             seen = question.revision and question.revision.number
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONG_POLL_S):
-                    await self._changed.wait_for(lambda: self._number != seen)
-            if self._number == seen:
+                    await self._changed.wait_for(
+                        lambda: self._number != seen or self._asked != question.asked
+                    )
+            if self._number == seen or self._asked != question.asked:
                 return web.Response(status=204)
             answer = SyncResponse(
                 revision=Revision(term=1, number=self._number),

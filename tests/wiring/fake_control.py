@@ -37,6 +37,7 @@ class FakeControl:
         self.error: ControlError | None = None
         self.states: list[SidecarState] = []
         self.reconnects = 0
+        self._asked: float | None = None
         self._changed = asyncio.Condition()
 
     async def want(self, placements: Iterable[Placement]) -> None:
@@ -112,11 +113,14 @@ class FakeControl:
             if self.error is not None:
                 raise self.error
             self.states.append(request.state)
+            self._asked = request.asked
             self._changed.notify_all()
             while request.revision is not None and request.revision.number == self.number:
                 await self._changed.wait()
                 if self.error is not None:
                     raise self.error
+                if self._asked != request.asked:
+                    return None
             return SyncResponse(
                 revision=Revision(term=1, number=self.number),
                 placements=self.placements,
