@@ -51,7 +51,7 @@ class Decision:
         """``ip:port`` of the endpoint, then of the next best ones behind commas; or empty."""
         if self.endpoint is None:
             return ""
-        return ",".join(each.address for each in (self.endpoint, *self.fallbacks))
+        return ",".join([each.address for each in (self.endpoint, *self.fallbacks)])
 
 
 def _refusal(

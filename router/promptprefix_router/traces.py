@@ -17,6 +17,14 @@ _COMMAND = XARG.encode()
 _SALT = SALT_FIELD.encode()
 
 
+def stands(text: bytes, body: bytes) -> bool:
+    """Return whether ``text`` stands in ``body``, in less time than ``in``.
+
+    That tries first whether ``text`` is a number, which takes longer than to search a short body.
+    """
+    return body.find(text) >= 0
+
+
 class Traces(NamedTuple):
     r"""What a body may hold. None of it begins or ends with a bracket or a brace of JSON.
 
@@ -32,8 +40,8 @@ class Traces(NamedTuple):
     def of(cls, body: bytes) -> Traces:
         """Search a body, or a part of it that begins and ends at brackets or braces."""
         escaped = _ESCAPED_LETTER.search(body) is not None
-        hidden = escaped or b"\0" in body
-        command, salt = hidden or _COMMAND in body, hidden or _SALT in body
+        hidden = escaped or stands(b"\0", body)
+        command, salt = hidden or stands(_COMMAND, body), hidden or stands(_SALT, body)
         return cls(command, salt, escaped) if command or salt else NO_TRACES
 
     def and_of(self, other: Traces) -> Traces:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 from zlib import crc32
 
 from promptprefix_router.choosing.cost import CostKnobs
@@ -81,8 +81,7 @@ class UndeclaredMode(StrEnum):
     """Not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The endpoint, if any, why, and the next best ones in order."""
 
     outcome: Outcome
@@ -91,16 +90,14 @@ class Choice:
     reason: SpillReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Holders:
+class _Holders(NamedTuple):
     """Seats that have so many tokens of a prompt cached, as far as known."""
 
     cached: int
     seats: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     """What is known of a request. ``holders``: every candidate once, those that have most first.
 
     ``warm`` are the seats that hold its declared prefix, ``tokens`` is the length of its prompt,
@@ -219,7 +216,7 @@ class Chooser:
         seats = self._best_seats(request)
         seat = self._turn = seats[0]
         outcome, reason = self._outcome(request, seat)
-        chosen, *fallbacks = (self._pool.endpoints[each] for each in seats)
+        chosen, *fallbacks = [self._pool.endpoints[each] for each in seats]
         self._ledger.pick(chosen.address)
         if self._history is not None and request.chain.hashes:
             self._history.note(seat, request.chain.hashes, self._clock())

@@ -209,10 +209,10 @@ class HttpDoor(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """httptools: the request is whole."""
         request = HttpRequest(
-            method=self._parser.get_method().decode("latin-1"),
-            target=self._target.decode("latin-1"),
-            headers=self._headers,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            self._parser.get_method().decode("latin-1"),
+            self._target.decode("latin-1"),
+            self._headers,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
         )
         # The parser forgets after this call whether the peer wants to go on.
         self._finished.append((request, self._parser.should_keep_alive()))

@@ -18,7 +18,7 @@ from promptprefix.request import SALT_FIELD, Surroundings
 from promptprefix.shapes.shape import Shape, Turns
 from promptprefix_router.matching.body_slices import ABSENT, TEXT, USER_TURN, BodySlicer, BodySlices
 from promptprefix_router.matching.openings import Known, Openings
-from promptprefix_router.traces import Traces
+from promptprefix_router.traces import Traces, stands
 
 NO_SALT = ""
 
@@ -126,7 +126,7 @@ class DeclaringReader:
             return None
         # A name among the turns looks like one that stands twice.
         for name in found.opening.head.names:
-            if name in found.turns:
+            if stands(name, found.turns):
                 return None
         return found
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from promptprefix.wire import RoutePrefix
 from promptprefix_router.matching.matcher import Match, Question
 from promptprefix_router.rewriting.normalising import ObstacleError
-from promptprefix_router.rewriting.respelling import Respelling, RewriteResult, Speller
+from promptprefix_router.rewriting.respelling import (
+    UNTOUCHED,
+    Respelling,
+    RewriteResult,
+    Speller,
+)
 from promptprefix_router.rewriting.salt_field import UnreadableError, with_salt
 
 TEXT_MANNER = "text"
@@ -104,6 +109,10 @@ class RewritePlan:
         return replace(match, digests=frozenset(self.prefix.token_digests))
 
 
+UNTOUCHED_PLAN = RewritePlan()
+"""What comes of most bodies."""
+
+
 class Rewriter:
     """Plans what is changed. ``speller`` knows the declared texts, ``limit`` is that of bodies."""
 
@@ -123,8 +132,10 @@ class Rewriter:
         """
         salt = self._salt(question, match.salt)
         if self._speller is None:
-            return RewritePlan(None if salt is None else Rewriting(salt=salt))
+            return UNTOUCHED_PLAN if salt is None else RewritePlan(Rewriting(salt=salt))
         spelling = self._speller.plan(question, match)
+        if spelling is UNTOUCHED and salt is None:
+            return UNTOUCHED_PLAN
         if spelling.respelling is None and salt is None:
             return RewritePlan(None, spelling.result, spelling.prefix)
         rewriting = Rewriting(spelling.respelling, salt)
