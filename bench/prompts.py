@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from bench.instant_backend import MODEL
@@ -48,7 +49,7 @@ class Prompt:
     payload: Payload
     body: str
 
-    @property
+    @cached_property
     def prefix(self) -> RoutePrefix:
         """The prefix as an operator tells it."""
         return RoutePrefix(

@@ -22,6 +22,7 @@ import uvloop
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 
+from promptprefix_router.allocator import give_back_large
 from promptprefix_router.brain import Brain
 from promptprefix_router.choosing.engine_page import fetch_page
 from promptprefix_router.choosing.engine_reader import EngineReader
@@ -91,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_USAGE
     _configure_logs(settings.log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    give_back_large()
     if options.command == "worker":
         uvloop.run(serve(settings, Place(options.number, options.descriptor)))
     elif settings.workers > 1:
