@@ -41,8 +41,8 @@ def _have_room(drafts: Sequence[Draft], stations: Sequence[Station]) -> bool:
     rest = [draft for draft in drafts if draft.rests and draft.might_rest()]
     for draft in sorted(rest, key=lambda each: (not each.sized, each.order)):
         draft.keep_synced()
-        for stay in draft.keep_in_turn(resting=True):
-            if draft.sized and stay.station.ledger.could(draft, stay.first):
+        for station, stay in draft.keep_in_turn(resting=True):
+            if draft.sized and station.ledger.could(draft, stay.first):
                 return False
     return True
 

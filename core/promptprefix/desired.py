@@ -32,10 +32,13 @@ class Desired:
     def tell(self, rank: Rank, placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
         """Say what it is to hold of one resource; return what it was before."""
         ranks, told = self._ranks, self._told
-        at = bisect_left(ranks, rank)
+        # Resources come in their order where all is told for the first time.
+        at = len(ranks)
+        if ranks and ranks[-1] >= rank:
+            at = bisect_left(ranks, rank)
         found = at < len(ranks) and ranks[at] == rank
         before = told[at] if found else ()
-        if len(before) == len(placements) and before == placements:
+        if before is placements or before == placements:
             return before
         self._placements = None
         if not placements:

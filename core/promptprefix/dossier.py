@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
+from promptprefix.accounts import Account
 from promptprefix.circles import Circle
 from promptprefix.conditions import Outlook
 from promptprefix.demand import Demand, Evidence, demand, let_go
 from promptprefix.draft import Draft, Tenure
-from promptprefix.eligibility import Standing
-from promptprefix.fleet import Prefix, Size, Snapshot
+from promptprefix.eligibility import Candidate, Standing
+from promptprefix.fleet import Prefix, Size, Snapshot, Version
 from promptprefix.heads import NOTHING, Families, Footprint, Head
 from promptprefix.holdings import Crew, Holding, size_of
 from promptprefix.notes import Notes
@@ -27,7 +28,7 @@ from promptprefix.sizes import Remembered, Sizes, head_of, sizes_of
 from promptprefix.stays import Stay, Stays
 from promptprefix.tenure import declared, sole
 from promptprefix.windows import Calendar
-from promptprefix.wire import Phase, Placement, PlacementState, RoutePrefix
+from promptprefix.wire import Placement, RoutePrefix
 
 _FEW = 32
 """So many changes of a long list are made one by one; it is sorted anew for more."""
@@ -150,62 +151,72 @@ class Dossier:
     def follow(self, circle: Circle, held: bool) -> None:
         """Bring ``stays`` to the present."""
         stale = self.notes.stale
-        self.notes.stale = set()
+        self.notes.stale = {}
         ground = (self.room, held)
         if ground != self._ground:
             self._ground = ground
-            stale.update(self.notes.by_station, self.stays.by_station)
-        changed = [
-            station
-            for station in stale
-            if self.stays.put(station, self._stay(station, circle, held))
-        ]
+            stale.update(dict.fromkeys(self.notes.by_station))
+            stale.update(dict.fromkeys(self.stays.by_station))
+        uid, changed = self.prefix.uid, []
+        made: dict[Account, Stay | None] = {}
+        for station in stale:
+            stay, standing = None, circle.standing.get(station)
+            account = station.candidate.accounts.get(uid)
+            if account is not None and standing in _STAYING:
+                if standing is not Standing.ELIGIBLE:
+                    stay = self._stay(station, account, standing, held)
+                elif account in made:
+                    stay = made[account]
+                else:
+                    stay = made[account] = self._stay(station, account, standing, held)
+            if self.stays.put(station, stay):
+                changed.append(station)
         if changed:
             self._order(changed)
 
-    def _stay(self, station: Station, circle: Circle, held: bool) -> Stay | None:
-        prefix, each, sizes = self.prefix, station.candidate, self.room
-        standing, account = circle.standing.get(station), each.accounts.get(self.prefix.uid)
-        if account is None or not account.knows or standing is None or standing not in _STAYING:
+    def _stay(
+        self, station: Station, account: Account, standing: Standing, held: bool
+    ) -> Stay | None:
+        """Return its stay on a pod, that on any such pod with this account."""
+        if not account.knows:
             return None
+        prefix, sizes = self.prefix, self.room
         cold, resting = not account.warm, not account.firm
         if not held:
-            return Stay(station, standing, NOTHING, cold=cold)
+            return Stay(standing, NOTHING, cold=cold)
         before: Footprint | None = None
         for earlier in prefix.earlier:
-            if each.phase(earlier.id) is Phase.WARM:
+            if _warm(account, earlier):
                 before = sizes.of(earlier, station)
                 break
         if self.current is None:
             old = before is not None
-            return Stay(station, standing, before or NOTHING, old=old, cold=cold, resting=resting)
-        if before is not None and each.phase(self.current.id) is not Phase.WARM:
-            return Stay(station, standing, before, old=True, cold=cold)
-        room = sizes.of(self.current, station)
-        failed = before is None and _failed(each.reported.get(self.current.id))
-        return Stay(
-            station, standing, room, second=before, cold=cold, resting=resting, failed=failed
-        )
+            return Stay(standing, before or NOTHING, old=old, cold=cold, resting=resting)
+        if before is not None and not _warm(account, self.current):
+            return Stay(standing, before, old=True, cold=cold)
+        room, reading = sizes.of(self.current, station), account.reading(self.current.id)
+        failed = before is None and reading is not None and reading.failed
+        return Stay(standing, room, second=before, cold=cold, resting=resting, failed=failed)
 
     def _order(self, changed: Sequence[Station]) -> None:
         """Order pods that hold it: the warm first, failed last, each zone and node in its turn."""
         spec, stays = self.prefix.spec, self.stays
         if spec is not None and spec.replicas != "All":
-            stays.in_order = self._ranked(stays.by_station.values())
+            stays.in_order = self._ranked(stays.by_station)
         elif len(changed) > _FEW:
-            stays.in_order = sorted(stays.by_station.values(), key=_by_name)
+            stays.in_order = sorted(stays.by_station, key=_by_name)
         else:
             for station in changed:
-                _put_by_name(stays.in_order, station, stays.by_station.get(station))
+                _put_by_name(stays.in_order, station, station in stays.by_station)
 
-    def _ranked(self, stays: Iterable[Stay]) -> list[Stay]:
-        ranked = sorted(stays, key=lambda each: (*each.rank, each.station.tie ^ self.tie))
+    def _ranked(self, stays: Mapping[Station, Stay]) -> list[Station]:
+        ranked = sorted(stays, key=lambda each: (*stays[each].rank, each.tie ^ self.tie))
         if len(ranked) <= 1:
             return ranked
         crowd = _turns(ranked, lambda each: each.node)
-        ranked.sort(key=lambda each: (*each.rank, crowd[each.station]))
+        ranked.sort(key=lambda each: (*stays[each].rank, crowd[each]))
         turn = _turns(ranked, lambda each: each.zone)
-        ranked.sort(key=lambda each: (*each.rank, turn[each.station], crowd[each.station]))
+        ranked.sort(key=lambda each: (*stays[each].rank, turn[each], crowd[each]))
         return ranked
 
     def placement(self, tenure: Tenure, priority: int, asked: Demand) -> Placement:
@@ -251,17 +262,15 @@ class Dossier:
 
     def holdings(self, stations: Iterable[Station]) -> tuple[Holding, ...]:
         """Return what chosen pods report of the declared version."""
-        known = self.notes.by_station
-        return tuple(
-            [
-                _unknown(each) if (note := known.get(each)) is None else note.holding
-                for each in stations
-            ]
-        )
+        return tuple([self._holding(each.candidate) for each in stations])
+
+    def _holding(self, each: Candidate) -> Holding:
+        id_ = "" if self.current is None else self.current.id
+        return Holding(each.pod.name, each.reported.get(id_), each.engine)
 
     def crew(self, stations: Sequence[Station]) -> Crew:
         """Return what the status of a held prefix tells of chosen pods."""
-        notes, known = self.notes, self.notes.by_station
+        notes = self.notes
         warm, told, rest = len(stations), stations, set[Station]()
         if not notes.sound.issuperset(stations):
             chosen = set(stations)
@@ -271,7 +280,7 @@ class Dossier:
             count=len(stations),
             warm=warm,
             unsound=self.holdings(each for each in stations if each in rest) if rest else (),
-            size=size_of(known[each].holding for each in told if each in known),
+            size=size_of(self._holding(each.candidate) for each in told),
         )
 
 
@@ -283,42 +292,35 @@ def _found(warm: Mapping[Station, str], holders: Sequence[Station]) -> Collectio
     return () if warm.keys().isdisjoint(holders) else digests
 
 
-def _by_name(stay: Stay) -> tuple[str, str, str]:
-    return stay.station.order
+def _by_name(station: Station) -> tuple[str, str, str]:
+    return station.order
 
 
-def _put_by_name(stays: list[Stay], station: Station, stay: Stay | None) -> None:
-    """Put the stay on a pod in its place, or take it away."""
-    at = bisect_left(stays, station.order, key=_by_name)
+def _put_by_name(stations: list[Station], station: Station, stays: bool) -> None:
+    """Put a pod in its place, or take it away."""
+    at = bisect_left(stations, station.order, key=_by_name)
     # A pod that moved to another node has the name of the one that it was.
-    while at < len(stays) and stays[at].station.order == station.order:
-        if stays[at].station is station:
-            del stays[at]
+    while at < len(stations) and stations[at].order == station.order:
+        if stations[at] is station:
+            del stations[at]
             break
         at += 1
-    if stay is not None:
-        stays.insert(at, stay)
+    if stays:
+        stations.insert(at, station)
 
 
-def _failed(state: PlacementState | None) -> bool:
-    """Whether a pod could not warm it; one that tries again keeps the reason."""
-    if state is None:
-        return False
-    return state.phase is Phase.FAILED or (state.phase is Phase.WARMING and bool(state.reason))
+def _warm(account: Account, version: Version) -> bool:
+    """Whether a pod reports a version warm."""
+    reading = account.reading(version.id)
+    return reading is not None and reading.warm
 
 
-def _unknown(station: Station) -> Holding:
-    """Return a pod that says nothing of the resource."""
-    each = station.candidate
-    return Holding(each.pod.name, None, each.engine)
-
-
-def _turns(stays: Sequence[Stay], place: Callable[[Station], str]) -> Mapping[Station, int]:
+def _turns(stations: Sequence[Station], place: Callable[[Station], str]) -> Mapping[Station, int]:
     """Return of each how many before it are at the same place."""
     seen: Counter[str] = Counter()
     turns = {}
-    for each in stays:
-        at = place(each.station)
-        turns[each.station] = seen[at]
+    for station in stations:
+        at = place(station)
+        turns[station] = seen[at]
         seen[at] += 1
     return turns

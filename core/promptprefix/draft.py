@@ -107,10 +107,10 @@ class Draft:
         self.measured: tuple[Placement, ...] = ()
         self.rests = False
         self.touched = False
-        self._kept: Sequence[Stay] = ()
+        self._kept: Mapping[Station, Stay] = {}
         self._synced: tuple[object, ...] | None = None
         self._quota = Quota(False, 0, 0)
-        self._taken: list[Stay] = []
+        self._taken: dict[Station, Stay] = {}
         self._reranked = False
         self._before: dict[Station, Footprint | None] = {}
         self._turned: frozenset[Station] = frozenset()
@@ -213,22 +213,21 @@ class Draft:
 
     def _keep(self, wanted: int) -> None:
         """Claim room on the pods that it wants to keep."""
-        kept = [stay for stay in self.stays.in_order if not stay.resting]
-        self.rests = len(kept) < len(self.stays.in_order)
+        stays = self.stays.by_station
+        kept = {each: stays[each] for each in self.stays.in_order if not stays[each].resting}
+        self.rests = len(kept) < len(stays)
         if not self.every:
             quota = self._new_quota()
-            kept = [stay for stay in kept if quota.take(stay)]
+            kept = {station: stay for station, stay in kept.items() if quota.take(stay)}
         self._kept = kept
-        self.wanted, self.resting = self._counts(wanted, kept)
-        target = {stay.station: stay.first for stay in kept}
-        for station in self.claims.keys() - target.keys():
+        self.wanted, self.resting = self._counts(wanted, kept.values())
+        for station in self.claims.keys() - kept.keys():
             self._claim(station, None)
-        for station, room in target.items():
-            self._claim(station, room)
-        self.chosen = list(target) if self.every else sorted(target, key=attrgetter("order"))
-        told = [stay for stay in kept if stay.old or stay.failed]
-        self.olds = frozenset(stay.station for stay in told if stay.old)
-        self.failed = frozenset(stay.station for stay in told if stay.failed)
+        for station, stay in kept.items():
+            self._claim(station, stay.first)
+        self.chosen = list(kept) if self.every else sorted(kept, key=attrgetter("order"))
+        self.olds = frozenset(station for station, stay in kept.items() if stay.old)
+        self.failed = frozenset(station for station, stay in kept.items() if stay.failed)
 
     def _claim(self, station: Station, room: Footprint | None) -> None:
         """Claim so much room on a pod, or none any longer."""
@@ -257,11 +256,12 @@ class Draft:
         wanted, eligible = self._numbers()
         if spec is None or isinstance(spec.replicas, int):
             return Quota(held, wanted, max(0, wanted - eligible))
-        recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in self.stays.in_order)
+        stays = self.stays.by_station.values()
+        recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in stays)
         more = spec.pods_wanted(eligible + recovering) - wanted
         return Quota(held, wanted, more) if held else Quota(held, wanted + more, 0)
 
-    def _counts(self, wanted: int, kept: Sequence[Stay]) -> tuple[int, int]:
+    def _counts(self, wanted: int, kept: Iterable[Stay]) -> tuple[int, int]:
         """Return on how many pods it is wanted and on how many asleep.
 
         On all pods, or a share of them, means also on those that keep it while their engine
@@ -278,44 +278,44 @@ class Draft:
         for station in self.claims:
             self._remember(station)
         self.claims, self._synced = {}, None
-        self._quota, self._taken = self._new_quota(), []
+        self._quota, self._taken = self._new_quota(), {}
         self._count_taken()
 
     def might_rest(self) -> bool:
         """Whether there may be room where it rests, if need be by others of lower priority."""
         return any(
-            stay.resting
-            and (stay.second is not None or stay.station.ledger.might(self, stay.first))
-            for stay in self.stays.in_order
+            stay.resting and (stay.second is not None or station.ledger.might(self, stay.first))
+            for station, stay in self.stays.by_station.items()
         )
 
     def keep_synced(self) -> None:
         """Begin to `keep_in_turn` with those that `sync` has claimed."""
-        self._quota, self._taken = self._new_quota(), list(self._kept)
-        for stay in self._taken:
+        self._quota, self._taken = self._new_quota(), dict(self._kept)
+        for stay in self._taken.values():
             self._quota.take(stay)
 
-    def keep_in_turn(self, *, resting: bool) -> Sequence[Stay]:
+    def keep_in_turn(self, *, resting: bool) -> Sequence[tuple[Station, Stay]]:
         """Keep the pods that have room and are wanted, those first that should stay first.
 
         Those where it rests have their turn when all of the same priority have kept the others.
         Returned are those that are wanted and have no room.
         """
         refused, taken = [], len(self._taken)
-        for stay in self.stays.in_order:
+        for station in self.stays.in_order:
+            stay = self.stays.by_station[station]
             if stay.resting is not resting or not (self.every or self._quota.may(stay)):
                 continue
-            if stay.station.ledger.take(self, stay.first):
+            if station.ledger.take(self, stay.first):
                 kept = stay
-            elif stay.second is not None and stay.station.ledger.take(self, stay.second):
+            elif stay.second is not None and station.ledger.take(self, stay.second):
                 kept = stay._replace(first=stay.second, second=None, old=True)
             else:
-                refused.append(stay)
+                refused.append((station, stay))
                 continue
             self._quota.take(stay)
-            self._taken.append(kept)
-            self._remember(stay.station)
-            self.claims[stay.station] = kept.first
+            self._taken[station] = kept
+            self._remember(station)
+            self.claims[station] = kept.first
         if len(self._taken) > taken:
             self._synced = None
             self._count_taken()
@@ -323,9 +323,10 @@ class Draft:
 
     def _count_taken(self) -> None:
         self.chosen = sorted(self.claims, key=attrgetter("order"))
-        self.olds = frozenset(stay.station for stay in self._taken if stay.old)
-        self.failed = frozenset(stay.station for stay in self._taken if stay.failed)
-        self.wanted, self.resting = self._counts(self._numbers()[0], self._taken)
+        taken = self._taken
+        self.olds = frozenset(station for station, stay in taken.items() if stay.old)
+        self.failed = frozenset(station for station, stay in taken.items() if stay.failed)
+        self.wanted, self.resting = self._counts(self._numbers()[0], taken.values())
 
     def choose(self, stations: Sequence[Station]) -> None:
         """Take pods that gave room."""
@@ -374,7 +375,11 @@ class Draft:
         it does, or does no longer, give the room to an earlier version.
         """
         claims = self.claims
-        moved = {station for station, room in self._before.items() if claims.get(station) != room}
+        moved = {
+            station
+            for station, room in self._before.items()
+            if (claimed := claims.get(station)) is not room and claimed != room
+        }
         if self._reranked:
             moved.update(claims)
         turned, self._turned = self._turned ^ self.olds, self.olds

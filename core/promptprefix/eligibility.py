@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
 
+from promptprefix.accounts import Account, Accounts
 from promptprefix.conditions import Shortfall
-from promptprefix.fleet import Pod, Sidecar, owner, serves
+from promptprefix.fleet import Pod, Sidecar, serves
 from promptprefix.reasons import Reason
 from promptprefix.resource import Problem, PromptPrefixSpec
 from promptprefix.wire import EngineState, Phase, PlacementState
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MODELS_NAMED = 5
 
 
@@ -28,21 +26,6 @@ class Standing(Enum):
     UNHEALTHY = "engine not healthy"
     UNCONNECTED = "sidecar not connected"
     DECODES = "gets KV from prefill pods"
-
-
-class Account(NamedTuple):
-    """What a pod says of one resource, whose versions it reports as ``states``.
-
-    ``holds``: it may hold some version; ``warm``: one of them warm; ``knows``: it holds one, or has
-    released it. ``firm``: it holds one, or is to hold it just now; what it was told to release
-    counts as held as long as the report says so.
-    """
-
-    states: Sequence[PlacementState]
-    holds: bool
-    warm: bool
-    knows: bool
-    firm: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +64,10 @@ class Candidate:
         if not self.serving:
             return {}
         return {
-            id_: state.token_digest
-            for id_, state in self.reported.items()
-            if state.phase is Phase.WARM and _DIGEST.fullmatch(state.token_digest)
+            each.id: each.digest
+            for account in self.accounts.values()
+            for each in account.readings
+            if each.warm and each.digest
         }
 
     def phase(self, placement: str) -> Phase | None:
@@ -104,47 +88,22 @@ class Candidate:
         return Standing.ELIGIBLE if model in self.models else Standing.WRONG_MODEL
 
 
-def candidate(pod: Pod, sidecar: Sidecar | None) -> Candidate:
-    """Join a pod with its sidecar's report."""
+def candidate(pod: Pod, sidecar: Sidecar | None, accounts: Accounts) -> Candidate:
+    """Join a pod with its sidecar's report, read together with those of other pods."""
     if sidecar is None:
         return Candidate(pod)
+    engine = sidecar.state.engine
     reported = {state.id: state for state in sidecar.state.placements}
-    owned: dict[str, list[PlacementState]] = {owner(id_): [] for id_ in sidecar.told}
-    told = frozenset(owned)
-    firm = {owner(id_) for id_ in sidecar.told - sidecar.resting} if sidecar.resting else told
-    for id_, state in reported.items():
-        uid = owner(id_)
-        if (states := owned.get(uid)) is None:
-            states = owned[uid] = []
-        states.append(state)
     return Candidate(
         pod=pod,
-        engine=sidecar.state.engine,
+        engine=engine,
         reported=reported,
-        accounts={uid: _account(states, uid in told, uid in firm) for uid, states in owned.items()},
+        accounts=accounts.of(sidecar, reported),
         told=sidecar.told,
         resting=sidecar.resting,
-        models=frozenset(sidecar.state.engine.models),
+        models=frozenset(engine.models),
         silent=sidecar.silent,
     )
-
-
-def _account(states: Sequence[PlacementState], told: bool, firm: bool) -> Account:
-    warm = held = released = False
-    for state in states:
-        phase = state.phase
-        if phase is Phase.WARM:
-            warm = held = True
-            continue
-        released = released or phase is Phase.RELEASED
-        held = held or held_there(state)
-    holds = told or held
-    return Account(states, holds, warm, holds or released, firm or held)
-
-
-def held_there(state: PlacementState) -> bool:
-    """Whether a pod that reports this holds blocks for the placement, or is about to."""
-    return state.pinned_tokens > 0 or state.phase not in (Phase.RELEASED, Phase.FAILED)
 
 
 def obstacle(each: Candidate, model: str) -> Problem | None:

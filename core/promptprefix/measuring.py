@@ -48,7 +48,7 @@ def _station(dossier: Dossier) -> Station | None:
         )
 
     notes = dossier.notes.by_station
-    told = [station for station, note in notes.items() if note.knows]
+    told = [station for station, note in notes.items() if note.account.knows]
     return _first(told, able, dossier.tie) or _first(circle.eligible, able, dossier.tie)
 
 

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
-from promptprefix.eligibility import Account, held_there
+from promptprefix.accounts import Account, Reading
 from promptprefix.fleet import Version
-from promptprefix.holdings import Holding
+from promptprefix.resource import Pinning
 from promptprefix.roster import Company, Station
-from promptprefix.routes import warm_digest
-from promptprefix.wire import HARD_PINS, EngineState, Phase, PlacementState
+from promptprefix.routes import told_apart
 
-_SILENT = Account((), holds=False, warm=False, knows=False, firm=False)
 _LATEST = datetime.max.replace(tzinfo=UTC).timestamp() - 1
 
 
-class Report(NamedTuple):
-    """What one pod reports of one version: its latest match, the digest of tokens that are warm."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Note:
+    """What a pod reports of all versions; pods that report the same have one note.
 
-    id: str
-    hit: float | None
-    warm: bool
-    digest: str
-    tokens: int
-    heads: tuple[str, ...]
-
-
-class Note(NamedTuple):
-    """What one pod reports of all versions.
-
-    ``counted``: its engine's plugin counts matches; ``unheard``: it has not said whether.
-    ``holds``: it may hold some version; ``lingers``: it holds another than the declared one.
-    ``knows``: it holds some or has released it.
+    ``known`` is what it says of the versions that are known, whether they are warm, and under which
+    digests routers know those that are. ``held``: it holds the declared one or is about to;
+    ``hot``: has it warm; ``sound``: and pins it. ``counted``: its engine's plugin counts matches;
+    ``unheard``: it has not said whether. ``lingers``: it holds another than the declared one.
     """
 
-    holding: Holding
-    reports: Sequence[Report]
+    account: Account
+    known: Sequence[tuple[Reading, bool, str]]
+    held: bool
+    hot: bool
+    sound: bool
     counted: bool
     unheard: bool
-    holds: bool
     lingers: bool
-    knows: bool
+
+    def same(self, other: Note) -> bool:
+        """Whether a status says the same of both, and the same pods are chosen by them."""
+        return self is other or self.account.said == other.account.said
 
 
 class Notes:
@@ -67,7 +61,7 @@ class Notes:
         self._versions = frozenset(version.id for version in versions)
         self._current = current.id if current is not None else ""
         self._company: Company | None = None
-        self._hits: dict[str, dict[Station, float]] = {}
+        self._hits: dict[str, dict[Station, float]] = {id_: {} for id_ in self._versions}
         self._latest: Mapping[str, float] = {}
         self._warm: Counter[str] = Counter()
         self._counted = 0
@@ -75,10 +69,10 @@ class Notes:
         self.by_station: dict[Station, Note] = {}
         self.sound: set[Station] = set()
         self.heated: set[Station] = set()
-        self.digests: dict[str, dict[Station, str]] = {}
+        self.digests: dict[str, dict[Station, str]] = {id_: {} for id_ in self._versions}
         self.matched: Mapping[str, datetime] = {}
         self.shown: Mapping[str, datetime] = {}
-        self.stale: set[Station] = set()
+        self.stale: dict[Station, None] = {}
         self.status_mark = 0
         self.route_mark = 0
 
@@ -99,43 +93,40 @@ class Notes:
 
     def read(self, company: Company) -> bool:
         """Read what is new; return whether anything is."""
-        moved: Iterable[Station] | None
+        moved: Collection[Station] | None
+        mentioned = company.mentioned.get(self._uid, {})
         if company is self._company:
             moved = company.moved.get(self._uid)
         else:
-            moved = [*self.by_station, *company.mentioned.get(self._uid, ())]
+            moved = dict.fromkeys((*self.by_station, *mentioned))
             self._company = company
         if not moved:
             return False
-        mentioned = company.mentioned.get(self._uid, {})
-        for station in moved:
-            old = self.by_station.get(station)
-            new = self._note(station, old) if station in mentioned else None
-            self._keep(station, old, new)
-            if old is not None:
-                self._strike(station, old)
-            if new is not None:
-                self._enter(station, new)
-            self._mark(old, new)
-        self.stale.update(moved)
+        self._follow(moved, mentioned)
+        self.stale.update(dict.fromkeys(moved))
         latest = {id_: max(hits.values()) for id_, hits in self._hits.items() if hits}
         if latest != self._latest:
             self._latest = latest
             self._tell(latest)
         return True
 
-    def _keep(self, station: Station, old: Note | None, new: Note | None) -> None:
-        if old is not None:
-            self.sound.discard(station)
-            self.heated.discard(station)
-        if new is None:
-            self.by_station.pop(station, None)
-            return
-        self.by_station[station] = new
-        if new.holding.warm:
-            self.heated.add(station)
-            if new.holding.pinned:
-                self.sound.add(station)
+    def _follow(self, moved: Iterable[Station], mentioned: Container[Station]) -> None:
+        """Bring the notes of pods, and what is summed up of them, to the present."""
+        by_station, uid = self.by_station, self._uid
+        made: dict[Account, Note] = {}
+        for station in moved:
+            old, new = by_station.get(station), None
+            if station in mentioned:
+                account = station.candidate.accounts[uid]
+                if (new := made.get(account)) is None:
+                    new = made[account] = self._note(account)
+            if old is not None:
+                self._strike(station, old)
+            if new is not None:
+                self._enter(station, new)
+            if old is None or new is None or not new.same(old):
+                self.status_mark += 1
+                self.route_mark += old is None or new is None or _digests(old) != _digests(new)
 
     def _tell(self, hits: Mapping[str, float]) -> None:
         """Note the latest matches; a status shows the minute."""
@@ -145,104 +136,59 @@ class Notes:
             self.shown = shown
             self.status_mark += 1
 
-    def _note(self, station: Station, old: Note | None) -> Note:
-        each = station.candidate
-        engine, serving = each.engine, each.serving
-        account = each.accounts.get(self._uid) or _SILENT
-        current: PlacementState | None = None
-        counted = lingers = False
-        reports = []
-        for state in account.states:
-            id_ = state.id
-            counted = counted or state.counted
-            if id_ == self._current:
-                current = state
-            else:
-                lingers = lingers or held_there(state)
-            if id_ in self._versions:
-                warm, hit = serving and state.phase is Phase.WARM, state.last_hit
-                digest = warm_digest(each, id_, id_ in self._salted) if warm else ""
-                hit = min(hit, _LATEST) if hit is not None and hit > 0 else None
-                reports.append(Report(id_, hit, warm, digest, state.tokens, state.heads))
-        holding = Holding(each.pod.name, current, engine)
-        if old is not None and _same(old.holding, holding):
-            holding = old.holding
-        unheard = account.knows and (not account.states or _asking(engine))
-        return Note(holding, reports, counted, unheard, account.holds, lingers, account.knows)
+    def _note(self, account: Account) -> Note:
+        serving = account.manner.serving
+        current = account.reading(self._current)
+        known = []
+        for each in account.readings:
+            if each.id in self._versions:
+                warm = serving and each.warm
+                digest = each.digest if warm else ""
+                salted = digest and each.id in self._salted
+                known.append((each, warm, told_apart(each.id, digest) if salted else digest))
+        hot = serving and current is not None and current.warm
+        return Note(
+            account,
+            known,
+            held=current is not None and current.held,
+            hot=hot,
+            sound=hot and current is not None and current.pinned is Pinning.HARD,
+            counted=any(each.counted for each in account.readings),
+            unheard=account.knows and (not account.readings or account.manner.asking),
+            lingers=any(each.held for each in account.readings if each is not current),
+        )
 
     def _strike(self, station: Station, old: Note) -> None:
-        """Take a pod's note out of the sums."""
+        """Take a pod's note away, and out of the sums."""
+        del self.by_station[station]
+        self.sound.discard(station)
+        self.heated.discard(station)
         self._counted -= old.counted
         self._unheard -= old.unheard
-        for each in old.reports:
-            self._warm[each.id] -= each.warm
-            if each.hit is not None:
-                del self._hits[each.id][station]
-            if each.digest:
-                del self.digests[each.id][station]
+        for reading, warm, _ in old.known:
+            self._warm[reading.id] -= warm
+            self._hits[reading.id].pop(station, None)
+            self.digests[reading.id].pop(station, None)
 
     def _enter(self, station: Station, new: Note) -> None:
-        """Add a pod's note to the sums."""
+        """Keep a pod's note, and add it to the sums."""
+        self.by_station[station] = new
+        if new.hot:
+            self.heated.add(station)
+        if new.sound:
+            self.sound.add(station)
         self._counted += new.counted
         self._unheard += new.unheard
-        for each in new.reports:
-            self._warm[each.id] += each.warm
-            if each.hit is not None:
-                self._hits.setdefault(each.id, {})[station] = each.hit
-            if each.digest:
-                self.digests.setdefault(each.id, {})[station] = each.digest
-
-    def _mark(self, old: Note | None, new: Note | None) -> None:
-        """Note who may tell something else now."""
-        if old is None or new is None:
-            self.status_mark += 1
-            self.route_mark += 1
-            return
-        self.route_mark += _digests(old) != _digests(new)
-        self.status_mark += (
-            old.holding is not new.holding
-            or (old.holds, old.lingers, old.knows) != (new.holds, new.lingers, new.knows)
-            or _sizes(old) != _sizes(new)
-        )
+        reported = station.candidate.reported
+        for reading, warm, digest in new.known:
+            id_ = reading.id
+            self._warm[id_] += warm
+            hit = reported[id_].last_hit
+            if hit is not None and hit > 0:
+                self._hits[id_][station] = hit if hit < _LATEST else _LATEST
+            if digest:
+                self.digests[id_][station] = digest
 
 
 def _digests(note: Note) -> Sequence[tuple[str, str]]:
-    return [(each.id, each.digest) for each in note.reports]
-
-
-def _sizes(note: Note) -> Sequence[tuple[object, ...]]:
-    return [(each.id, each.warm, each.tokens, each.heads) for each in note.reports]
-
-
-def _asking(engine: EngineState | None) -> bool:
-    """Whether a sidecar does not know yet what its engine's plugin has."""
-    return engine is not None and HARD_PINS not in engine.capabilities and not engine.soft_reason
-
-
-def _same(one: Holding, other: Holding) -> bool:
-    """Whether a status says the same of both."""
-    return (
-        one.pod == other.pod
-        and _told(one.state) == _told(other.state)
-        and _engine(one.engine) == _engine(other.engine)
-    )
-
-
-def _told(state: PlacementState | None) -> tuple[object, ...]:
-    if state is None:
-        return ()
-    return (
-        state.phase,
-        state.reason,
-        state.message,
-        state.tokens,
-        state.pinned,
-        state.pinned_tokens,
-        state.released,
-    )
-
-
-def _engine(engine: EngineState | None) -> tuple[object, ...]:
-    if engine is None:
-        return ()
-    return engine.healthy, engine.block_size, engine.soft_reason, engine.offload_tier
+    return [(reading.id, digest) for reading, _, digest in note.known]

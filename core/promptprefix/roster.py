@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
+from promptprefix.accounts import Accounts
 from promptprefix.budget import Extras, Ledger
 from promptprefix.desired import Desired
 from promptprefix.eligibility import Candidate, candidate
@@ -75,7 +76,7 @@ class Company:
         self.sizes: dict[str, Counter[Size]] = {}
         self.renewed: set[Station] = set()
         self.shifted: set[Station] = set()
-        self.moved: dict[str, set[Station]] = {}
+        self.moved: dict[str, dict[Station, None]] = {}
         self._sorted: Sequence[Station] | None = None
 
     @property
@@ -85,13 +86,13 @@ class Company:
             self._sorted = sorted(self.stations.values(), key=attrgetter("order"))
         return self._sorted
 
-    def see(self, pod: Pod, sidecar: Sidecar | None) -> None:
-        """Take in a pod and its report."""
+    def see(self, pod: Pod, sidecar: Sidecar | None, accounts: Accounts) -> None:
+        """Take in a pod and its report, read together with those of other pods."""
         station = self.stations.get(pod.uid)
         if station is not None and not station.is_at(pod):
             self.forget(pod.uid)
             station = None
-        made = candidate(pod, sidecar)
+        made = candidate(pod, sidecar, accounts)
         if station is None:
             station = self.stations[pod.uid] = Station(made)
             self._sorted = None
@@ -174,8 +175,8 @@ class Company:
         moved = self.moved
         for uid in uids:
             if (stations := moved.get(uid)) is None:
-                stations = moved[uid] = set()
-            stations.add(station)
+                stations = moved[uid] = {}
+            stations[station] = None
 
 
 def size_of(state: PlacementState, engine: EngineState | None) -> Size | None:
@@ -204,6 +205,7 @@ class Roster:
 
     def see(self, pods: Sequence[Pod], sidecars: Mapping[str, Sidecar]) -> None:
         """Take in all pods and reports of this moment."""
+        accounts = Accounts()
         for pod in pods:
             sidecar = sidecars.get(pod.uid)
             known = self._seen.get(pod.uid)
@@ -214,7 +216,7 @@ class Roster:
                 if known[0].namespace != pod.namespace or known[0].name != pod.name:
                     self._forget(pod.uid)
             self._seen[pod.uid] = (pod, sidecar)
-            self._companies.setdefault(pod.namespace, Company()).see(pod, sidecar)
+            self._companies.setdefault(pod.namespace, Company()).see(pod, sidecar, accounts)
         if len(self._seen) > len(pods):
             for uid in self._seen.keys() - {pod.uid for pod in pods}:
                 self._forget(uid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from promptprefix.assignment import assign
@@ -44,7 +44,7 @@ class Round:
         self._now = now
         self._moved: set[Station] = set()
         self._renewed: set[Station] = set()
-        self._turned: list[tuple[Draft, Station]] = []
+        self._turned: dict[Draft, dict[Station, None]] = {}
         self._restated: set[Station] = set()
         self._anew: dict[Dossier, None] = dict.fromkeys(opening.stirred)
         self._around: set[Dossier] = set()
@@ -59,7 +59,7 @@ class Round:
         for draft in self._gone:
             left = list(draft.leave())
             self._moved.update(left)
-            self._turned += [(draft, station) for station in left]
+            self._turn(draft, left)
         renewed = circles.follow()
         for dossier in self._stirred:
             draft = dossier.draft
@@ -115,14 +115,16 @@ class Round:
         if not self._open:
             return
         drafts = [dossier.draft for dossier in self._dossiers]
-        measuring = [(draft, draft.measuring) for draft in drafts if draft.measuring is not None]
-        for draft, _ in measuring:
-            draft.end_measuring()
+        for draft in drafts:
+            if draft.measuring is not None:
+                self._turn(draft, (draft.measuring,))
+                draft.end_measuring()
         self._loose.update(dict.fromkeys(draft for draft in drafts if draft.loose))
         assign(drafts, self._loose, self._stations)
         measure(self._dossiers)
-        measuring += [(draft, draft.measuring) for draft in drafts if draft.measuring is not None]
-        self._turned += measuring
+        for draft in drafts:
+            if draft.measuring is not None:
+                self._turn(draft, (draft.measuring,))
 
     def settle(self) -> None:
         """Say which versions chosen pods hold, and tell it to them."""
@@ -134,7 +136,7 @@ class Round:
                 self._anew[dossier] = None
                 moved, turned = draft.moves()
                 self._moved |= moved
-                self._turned += [(draft, station) for station in moved]
+                self._turn(draft, moved)
                 settlement.turn(dossier, turned & draft.claims.keys())
             if dossier.prefix.earlier:
                 edited.append(dossier)
@@ -143,17 +145,28 @@ class Round:
             elif dossier in self._anew:
                 self._moved.update(draft.tenures)
                 if settle_alike(dossier):
-                    self._turned += [(draft, station) for station in draft.claims]
+                    self._turn(draft, draft.claims)
         for dossier, stations in settlement.settle(edited, self._moved):
             self._anew[dossier] = None
-            self._turned += [(dossier.draft, station) for station in stations]
-        for draft, station in self._turned:
-            told = draft.told(station)
-            before = station.desired.tell(draft.rank, told)
-            if before is told or station in self._renewed:
-                continue
-            if not same_warm(station.candidate, before, told):
-                self._restated.add(station)
+            self._turn(dossier.draft, stations)
+        self._tell_pods()
+
+    def _turn(self, draft: Draft, stations: Iterable[Station]) -> None:
+        """Note pods that may be told something else of a resource."""
+        if (turned := self._turned.get(draft)) is None:
+            turned = self._turned[draft] = {}
+        turned.update(dict.fromkeys(stations))
+
+    def _tell_pods(self) -> None:
+        renewed = self._renewed
+        for draft, stations in self._turned.items():
+            for station in stations:
+                told = draft.told(station)
+                before = station.desired.tell(draft.rank, told)
+                if before is told or station in renewed:
+                    continue
+                if not same_warm(station.candidate, before, told):
+                    self._restated.add(station)
 
     def show(self) -> None:
         """Bring what routers see of pods to the present."""

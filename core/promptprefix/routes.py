@@ -84,10 +84,10 @@ def routed_versions(prefix: Prefix, placed: Container[str]) -> Sequence[Version]
 def warm_digest(each: Candidate, placement: str, salted: bool) -> str:
     """Return under which digest routers know what a pod reports warm; empty if it doesn't."""
     digest = each.warm.get(placement, "")
-    return _told_apart(placement, digest) if salted and digest else digest
+    return told_apart(placement, digest) if salted and digest else digest
 
 
-def _told_apart(placement: str, digest: str) -> str:
+def told_apart(placement: str, digest: str) -> str:
     """Return under which digest a router knows tokens with a salt.
 
     They are in other blocks than the same tokens without a salt, or with another one.

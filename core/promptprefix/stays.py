@@ -13,14 +13,13 @@ SPARE = 2
 
 
 class Stay(NamedTuple):
-    """A pod that holds a prefix already, and the room that it would keep there.
+    """How a pod holds a prefix already, and the room that it would keep there.
 
     ``first`` is the room of the version that is served from it now, an earlier one if ``old``;
     ``second`` that of the one before, if the first finds none. ``cold``: none of it is warm there;
     ``resting``: nor is any of it held there, or to be held. ``failed``: the pod could not warm it.
     """
 
-    station: Station
     standing: Standing
     first: Footprint
     second: Footprint | None = None
@@ -46,7 +45,7 @@ class Stays:
 
     def __init__(self) -> None:
         self.by_station: dict[Station, Stay] = {}
-        self.in_order: list[Stay] = []
+        self.in_order: list[Station] = []
         self.changed: set[Station] = set()
         self.odd: set[Station] = set()
         self.mark = 0

@@ -11,9 +11,8 @@ from promptprefix.circles import Circle
 from promptprefix.conditions import Outlook, Shortfall, status_of
 from promptprefix.dossier import Dossier
 from promptprefix.draft import Draft
-from promptprefix.eligibility import Standing, held_there, shortfall
+from promptprefix.eligibility import Standing, shortfall
 from promptprefix.fleet import Limits
-from promptprefix.notes import Note
 from promptprefix.refusals import Takers, capped, no_room, refused_pods
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
@@ -126,8 +125,8 @@ def _holders(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
     """Return the pods that may still hold it, where it is not to be held."""
     if draft.demand.held:
         return ()
-    notes = dossier.notes.by_station
-    return tuple(sorted(each.candidate.pod.name for each, note in notes.items() if note.holds))
+    notes = dossier.notes.by_station.items()
+    return tuple(sorted(each.candidate.pod.name for each, note in notes if note.account.holds))
 
 
 def _releasing(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
@@ -140,11 +139,6 @@ def _releasing(draft: Draft, dossier: Dossier) -> tuple[str, ...]:
     found = (
         station.candidate.pod.name
         for station, note in dossier.notes.by_station.items()
-        if note.lingers or (station not in draft.claims and _holds(note))
+        if note.lingers or (station not in draft.claims and note.held)
     )
     return tuple(sorted(found))
-
-
-def _holds(note: Note) -> bool:
-    """Whether a pod reports that it holds the declared text."""
-    return note.holding.state is not None and held_there(note.holding.state)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
+from promptprefix.accounts import held_there
 from promptprefix.draft import Draft, Tenure
-from promptprefix.eligibility import held_there
 from promptprefix.fleet import Prefix, Retention, Version
 from promptprefix.resource import Pinning
 from promptprefix.roster import Station
