@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from promptprefix.fleet import Limits
 from promptprefix.heads import Footprint, Node
@@ -11,6 +11,9 @@ from promptprefix.wire import EngineState
 
 UNLIMITED = 1 << 62
 """Budget of an engine that has not told how many blocks it has."""
+
+Load: TypeAlias = tuple[int, ...]
+"""Order of pods in which room is looked for: the most free blocks, the fewest prefixes, the tie."""
 
 _ROUNDING = 1e-9
 """A share of a number that is whole but for the error of binary fractions counts as whole."""
@@ -34,17 +37,22 @@ class Claimant(Protocol):
 
 
 class Ledger:
-    """Who holds which blocks of one pod; a block that several hold counts once."""
+    """Who holds which blocks of one pod; a block that several hold counts once.
 
-    __slots__ = ("_lowest", "_nodes", "_rooms", "budget", "claims", "used")
+    ``tie`` decides between pods that are equal in all else.
+    """
 
-    def __init__(self, budget: int = UNLIMITED) -> None:
+    __slots__ = ("_load", "_lowest", "_nodes", "_rooms", "budget", "claims", "tie", "used")
+
+    def __init__(self, budget: int = UNLIMITED, tie: int = 0) -> None:
         self.budget = budget
+        self.tie = tie
         self.used = 0
         self.claims: dict[Claimant, Footprint] = {}
         self._nodes: dict[Node, int] = {}
         self._rooms: dict[int, int] = {}
         self._lowest: int | None = None
+        self._load: Load | None = None
 
     def clear(self) -> None:
         """Begin anew."""
@@ -130,9 +138,26 @@ class Ledger:
 
     def _forget(self) -> None:
         """Drop what follows from the claims."""
+        self._load = None
         if self._rooms or self._lowest is not None:
             self._rooms.clear()
             self._lowest = None
+
+    @property
+    def load(self) -> Load:
+        """Where the pod stands in the order in which room is looked for."""
+        if self._load is None:
+            self._load = (self.used - self.budget, len(self.claims), self.tie)
+        return self._load
+
+    @property
+    def weight(self) -> Load:
+        """Where the pod stands in the order in which room is made.
+
+        Those whose least important holder is so least of all come first, then as room is looked
+        for.
+        """
+        return self.lowest, *self.load
 
     @property
     def lowest(self) -> int:

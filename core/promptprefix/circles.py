@@ -8,15 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Final
 
+from promptprefix.budget import Load
 from promptprefix.eligibility import Standing, obstacle
 from promptprefix.resource import Problem
 from promptprefix.roster import Company, Station
 from promptprefix.selector import LabelSelector
-
-Load: TypeAlias = tuple[int, ...]
-"""Order of pods in which room is looked for: the most free blocks, the fewest prefixes, the tie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +124,13 @@ def _circle(
     return Circle(model, selector, selected, standing, eligible, frozenset(sizes))
 
 
+load_of: Final[Callable[[Station], Load]] = attrgetter("ledger.load")
+"""Where a pod stands in the order in which room is looked for."""
+
+weight_of: Final[Callable[[Station], Load]] = attrgetter("ledger.weight")
+"""Where a pod stands in the order in which room is made."""
+
+
 class Shelf:
     """Pods in an order that changes while room is given away and made.
 
@@ -181,17 +186,3 @@ class Shelf:
                     if not crowd.get(station.node, 0):
                         break
         return best
-
-
-def load_of(station: Station) -> Load:
-    """Return where a pod stands in the order in which room is looked for."""
-    ledger = station.ledger
-    return -ledger.free, len(ledger.claims), station.tie
-
-
-def weight_of(station: Station) -> Load:
-    """Return where a pod stands in the order in which room is made.
-
-    Those whose least important holder is so least of all come first, then as room is looked for.
-    """
-    return station.ledger.lowest, *load_of(station)

@@ -255,6 +255,7 @@ _VERDICTS = (
 
 def _conditions(outlook: Outlook, verdict: Verdict, now: datetime) -> Iterator[Condition]:
     present = {condition.type: condition for condition in outlook.prefix.conditions}
+    this_second = now.replace(microsecond=0)
     for kind, holds, reason, message in _claims(outlook, verdict):
         status: Literal["True", "False"] = "True" if holds else "False"
         before = present.get(kind)
@@ -265,7 +266,7 @@ def _conditions(outlook: Outlook, verdict: Verdict, now: datetime) -> Iterator[C
             observedGeneration=outlook.prefix.generation,
             lastTransitionTime=before.lastTransitionTime
             if before is not None and unchanged
-            else now.replace(microsecond=0),
+            else this_second,
             reason=reason,
             message=message,
         )

@@ -68,6 +68,7 @@ class Draft:
         "prefix",
         "priority",
         "rank",
+        "replicas",
         "resting",
         "rests",
         "settled",
@@ -83,6 +84,7 @@ class Draft:
     def __init__(self, prefix: Prefix) -> None:
         self.prefix = prefix
         self.rank = (prefix.name, prefix.uid)
+        self.replicas = _replicas(prefix)
         self.priority = 0
         self.order = (0, 0.0, prefix.uid)
         self.demand = ALWAYS
@@ -140,7 +142,7 @@ class Draft:
     @property
     def every(self) -> bool:
         """Whether it is wanted on all pods."""
-        return self.prefix.spec is not None and self.prefix.spec.replicas == "All"
+        return self.replicas == "All"
 
     @property
     def loose(self) -> bool:
@@ -149,7 +151,7 @@ class Draft:
 
     def begin(self, prefix: Prefix, priority: int, demand: Demand, sizes: Sizes) -> None:
         """Begin the next plan: it asks for this now, and selects no pods until that is said."""
-        self.prefix = prefix
+        self.prefix, self.replicas = prefix, _replicas(prefix)
         self.demand = demand
         self.sizes = sizes
         self.circle = None
@@ -166,10 +168,9 @@ class Draft:
     def enter(self, circle: Circle) -> bool:
         """Go by the present circle; return whether it may be wanted on another number of pods."""
         before, self.circle = self.circle, circle
-        replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
-        if before is None or not isinstance(replicas, int):
+        if before is None or not isinstance(self.replicas, int):
             return True
-        return min(len(before.eligible), len(circle.eligible)) < replicas
+        return len(before.eligible) < self.replicas or len(circle.eligible) < self.replicas
 
     def footprint(self, station: Station) -> Footprint:
         """Return the room that the declared version takes on a pod."""
@@ -182,10 +183,9 @@ class Draft:
         """
         stays, before = self.stays, self._synced
         wanted, eligible = self._numbers()
-        replicas = self.prefix.spec.replicas if self.prefix.spec is not None else 0
         # A number of pods only depends on how many there are if these are too few.
-        counted = min(wanted, eligible) if isinstance(replicas, int) else eligible
-        key = (stays, stays.mark, wanted, counted, self.demand.held, replicas)
+        counted = min(wanted, eligible) if isinstance(self.replicas, int) else eligible
+        key = (stays, stays.mark, wanted, counted, self.demand.held, self.replicas)
         if before == key:
             return
         self.touched = True
@@ -254,7 +254,7 @@ class Draft:
         """Return on how many pods it stays; a share of pods counts those that recover, too."""
         spec, held = self.prefix.spec, self.demand.held
         wanted, eligible = self._numbers()
-        if spec is None or isinstance(spec.replicas, int):
+        if spec is None or isinstance(self.replicas, int):
             return Quota(held, wanted, max(0, wanted - eligible))
         stays = self.stays.by_station.values()
         recovering = sum(stay.standing is not Standing.ELIGIBLE for stay in stays)
@@ -267,8 +267,7 @@ class Draft:
         On all pods, or a share of them, means also on those that keep it while their engine
         restarts.
         """
-        spec = self.prefix.spec
-        if not self.demand.held or spec is None or isinstance(spec.replicas, int):
+        if not self.demand.held or isinstance(self.replicas, int):
             return wanted if self.demand.held else 0, 0
         standings = [stay.standing for stay in kept if stay.standing is not Standing.ELIGIBLE]
         return wanted + standings.count(Standing.UNHEALTHY), standings.count(Standing.ASLEEP)
@@ -400,3 +399,8 @@ class Draft:
         if station not in self.claims:
             return ()
         return self.varied.get(station, ()) if self.prefix.earlier else self.common
+
+
+def _replicas(prefix: Prefix) -> int | str:
+    """Return on how many pods it is wanted, as the spec says it; 0 if there is none."""
+    return 0 if prefix.spec is None else prefix.spec.replicas

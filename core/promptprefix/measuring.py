@@ -15,11 +15,14 @@ from promptprefix.resource import Pinning
 from promptprefix.roster import Station
 
 
-def measure(dossiers: Iterable[Dossier]) -> None:
-    """Let those be measured on a pod that are on none for want of room and of unknown size."""
-    for dossier in dossiers:
+def measure(short: Iterable[Dossier]) -> None:
+    """Let those be measured on a pod that are on none for want of room and of unknown size.
+
+    ``short`` are all that are on fewer pods than they are wanted on.
+    """
+    for dossier in short:
         draft = dossier.draft
-        station = _station(dossier) if draft.missing > 0 and draft.open else None
+        station = _station(dossier) if draft.open else None
         if station is not None and dossier.current is not None:
             tenure = Tenure(dossier.current, draft.prefix.pinning, measured=True)
             draft.measure(station, dossier.placement(tenure, draft.priority, draft.demand))

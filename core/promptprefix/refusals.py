@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from promptprefix.budget import UNLIMITED
 from promptprefix.circles import Circle
@@ -21,8 +21,7 @@ _LIMITS = "the chart's value limits"
 _UNSIZED = "Prefixes of lower priority make room for it when its size is known."
 
 
-@dataclass(frozen=True)
-class Taker:
+class Taker(NamedTuple):
     """A prefix that holds room, and how many blocks it has where it has most."""
 
     name: str
@@ -45,6 +44,7 @@ class Takers:
         self._said: dict[tuple[Circle, int], str] = {}
         self._lowest: dict[tuple[Circle, int], int] = {}
         self._budgets: dict[Circle, int] = {}
+        self._shortfalls: dict[tuple[object, ...], Shortfall] = {}
         self._problems: dict[tuple[Station, int], Problem] = {}
 
     def of(self, draft: Draft, circle: Circle) -> str:
@@ -77,6 +77,22 @@ class Takers:
             self._lowest[key] = min(priorities, default=draft.priority)
         return self._lowest[key]
 
+    def shortfall(self, draft: Draft, circle: Circle, limits: Limits, behind: int = 0) -> Shortfall:
+        """Return why a prefix is on fewer pods than it could be on.
+
+        ``behind`` counts the pods that keep the text before, because the declared one has no room.
+        """
+        need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
+        if draft.chosen or draft.measuring is not None:
+            return _no_room(draft, circle, self, limits, need, behind)
+        spec = draft.prefix.spec
+        asked = None if spec is None else spec.priority
+        # Those that are on no pod, and ask for the same, are told the same.
+        key = (circle, draft.priority, asked, need, draft.sized)
+        if (found := self._shortfalls.get(key)) is None:
+            found = self._shortfalls[key] = _no_room(draft, circle, self, limits, need, behind)
+        return found
+
     def budget(self, circle: Circle) -> int:
         """Return the largest budget of the pods."""
         if circle not in self._budgets:
@@ -103,22 +119,18 @@ def _takers(drafts: Sequence[Draft], circle: Circle) -> Sequence[Taker]:
     for draft in drafts:
         most = 0
         for station, footprint in draft.claims.items():
-            if footprint.blocks > most and standing.get(station) is Standing.ELIGIBLE:
-                most = footprint.blocks
+            blocks = footprint.blocks
+            if blocks > most and standing.get(station) is Standing.ELIGIBLE:
+                most = blocks
         if most:
             found.append(Taker(draft.prefix.name, draft.priority, most))
     return sorted(found, key=lambda each: (-each.blocks, -each.priority, each.name))
 
 
-def no_room(
-    draft: Draft, circle: Circle, known: Takers, limits: Limits, behind: int = 0
+def _no_room(
+    draft: Draft, circle: Circle, known: Takers, limits: Limits, need: int, behind: int
 ) -> Shortfall:
-    """Return why a prefix is on fewer pods than it could be on.
-
-    ``behind`` counts the pods that keep the text before, because the declared one has no room.
-    """
     budget = known.budget(circle)
-    need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
     size = f"{need} blocks{_estimated(draft)}"
     share, widen = "", "the pin budget or"
     if limits.budget_share < 1:

@@ -108,17 +108,18 @@ class Room:
         return station
 
     def _bound(self, draft: Draft, circle: Circle) -> None:
-        """Note the most room that is left for its priority.
+        """Note the most room that there is for its priority.
 
         No later search finds more: room only goes to those who are served before.
         """
-        rooms = (each.ledger.room(draft.priority) for each in circle.eligible)
-        self._bounds[circle] = max(rooms, default=0)
+        rooms = [each.ledger.room(draft.priority) for each in circle.eligible]
+        self._bounds[circle] = max(0, *rooms) if rooms else 0
 
     def _shut(self, draft: Draft, circle: Circle) -> bool:
-        """Whether a search before has shown that no pod has room for it."""
-        bound = self._bounds.get(circle)
-        return bound is not None and _least(draft, circle) > bound
+        """Whether it is plain that no pod has room for it."""
+        if circle not in self._bounds:
+            self._bound(draft, circle)
+        return _least(draft, circle) > self._bounds[circle]
 
     def _displace(self, station: Station, victims: Sequence[Claimant]) -> None:
         for victim in victims:

@@ -49,7 +49,7 @@ class Station:
         self.uid = each.pod.uid
         self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
         self.tie = tie_of(each.pod.uid)
-        self.ledger = Ledger()
+        self.ledger = Ledger(tie=self.tie)
         self.extras = Extras(self.ledger)
         self.desired = Desired()
         self.endpoint: RouteEndpoint | None = None

@@ -121,7 +121,7 @@ class Round:
                 draft.end_measuring()
         self._loose.update(dict.fromkeys(draft for draft in drafts if draft.loose))
         assign(drafts, self._loose, self._stations)
-        measure(self._dossiers)
+        measure([each for each in self._dossiers if each.draft.missing > 0])
         for draft in drafts:
             if draft.measuring is not None:
                 self._turn(draft, (draft.measuring,))
@@ -177,20 +177,21 @@ class Round:
 
     def tell(self, takers: Takers) -> None:
         """Bring statuses, and what routers see of resources, to the present."""
-        for dossier in self._dossiers:
-            draft = dossier.draft
-            anew = dossier in self._anew
-            if anew:
-                dossier.route()
-            if draft.awaited or draft.prefix.deleting:
-                continue
-            if (
-                anew
-                or (self._open and (draft.missing > 0 or draft.varied))
-                or (dossier in self._around and looks_around(draft))
-            ):
-                limits = self._limits(draft.prefix.namespace)
-                status_for(dossier, takers, limits, self._now)
+        for dossier in self._anew:
+            dossier.route()
+        again = dict(self._anew)
+        if self._open:
+            again.update(dict.fromkeys(each for each in self._dossiers if _lacks_room(each.draft)))
+        again.update(dict.fromkeys(each for each in self._around if looks_around(each.draft)))
+        for dossier in again:
+            prefix = dossier.draft.prefix
+            if not dossier.draft.awaited and not prefix.deleting:
+                status_for(dossier, takers, self._limits(prefix.namespace), self._now)
 
     def _limits(self, namespace: str) -> Limits:
         return self._snapshot.limits.get(namespace, _ALL)
+
+
+def _lacks_room(draft: Draft) -> bool:
+    """Whether a status may tell of a lack of room, and so of who has it."""
+    return bool(draft.varied) or draft.missing > 0

@@ -13,7 +13,7 @@ from promptprefix.dossier import Dossier
 from promptprefix.draft import Draft
 from promptprefix.eligibility import Standing, shortfall
 from promptprefix.fleet import Limits
-from promptprefix.refusals import Takers, capped, no_room, refused_pods
+from promptprefix.refusals import Takers, capped, refused_pods
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
 
@@ -63,13 +63,13 @@ def _crowded(draft: Draft, dossier: Dossier, takers: Takers, limits: Limits) -> 
     if draft.varied and current is not None:
         behind = len(draft.chosen) - len(draft.holders.get(current.id, ()))
         if behind:
-            return no_room(draft, circle, takers, limits, behind)
+            return takers.shortfall(draft, circle, limits, behind)
     if draft.missing <= 0:
         return None
     eligible = sum(circle.standing[each] is Standing.ELIGIBLE for each in draft.chosen)
     if eligible >= min(draft.wanted, len(circle.eligible)):
         return None
-    return no_room(draft, circle, takers, limits)
+    return takers.shortfall(draft, circle, limits)
 
 
 def _outlook(draft: Draft, dossier: Dossier, takers: Takers, crowded: Shortfall | None) -> Outlook:

@@ -136,7 +136,7 @@ def _shape(status: VersionStatus) -> tuple[str, int, datetime | None]:
 def _steady(made: VersionStatus, written: VersionStatus, now: datetime) -> VersionStatus:
     """Return what is written, unless the match moved far enough to be written by itself."""
     before, after = written.lastMatched, made.lastMatched
-    if before is None or before > now:
+    if before is None or before > now or before == after:
         return made
     if after is None or after - before < WRITE_STEP:
         return made.model_copy(update={"lastMatched": before})
