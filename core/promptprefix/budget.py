@@ -241,13 +241,16 @@ class Extras:
     def take(self, claimant: Claimant, footprint: Footprint) -> bool:
         """Give room to another version of somebody; return whether it fits."""
         ledger, nodes = self._ledger, self._nodes
-        added = [(node, size) for node, size in footprint.shared if not ledger.has(node)]
-        need = footprint.own + sum(size for node, size in added if node not in nodes)
+        need, added = footprint.own, []
+        for node, size in footprint.shared:
+            if not ledger.has(node):
+                added.append(node)
+                need += 0 if node in nodes else size
         if need and ledger.used + self._used + need > ledger.budget:
             self.tight = True
             return False
         self._used += need
-        for node, _ in added:
+        for node in added:
             nodes[node] = nodes.get(node, 0) + 1
         self._held.setdefault(claimant, []).append(footprint)
         return True

@@ -38,7 +38,7 @@ class Desired:
             at = bisect_left(ranks, rank)
         found = at < len(ranks) and ranks[at] == rank
         before = told[at] if found else ()
-        if before is placements or before == placements:
+        if len(before) == len(placements) and before == placements:
             return before
         self._placements = None
         if not placements:

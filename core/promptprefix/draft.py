@@ -84,7 +84,7 @@ class Draft:
     def __init__(self, prefix: Prefix) -> None:
         self.prefix = prefix
         self.rank = (prefix.name, prefix.uid)
-        self.replicas = _replicas(prefix)
+        self.replicas: int | str = 0
         self.priority = 0
         self.order = (0, 0.0, prefix.uid)
         self.demand = ALWAYS
@@ -92,9 +92,8 @@ class Draft:
         self.sizes = Sizes(prefix, {})
         self.stays = Stays()
         self.asked: tuple[object, ...] = ()
-        self.wanted = 0
+        self.wanted = self.resting = 0
         self.awaited = False
-        self.resting = 0
         self.chosen: list[Station] = []
         self.claims: dict[Station, Footprint] = {}
         self.olds: frozenset[Station] = frozenset()
@@ -151,7 +150,8 @@ class Draft:
 
     def begin(self, prefix: Prefix, priority: int, demand: Demand, sizes: Sizes) -> None:
         """Begin the next plan: it asks for this now, and selects no pods until that is said."""
-        self.prefix, self.replicas = prefix, _replicas(prefix)
+        self.prefix = prefix
+        self.replicas = prefix.spec.replicas if prefix.spec is not None else 0
         self.demand = demand
         self.sizes = sizes
         self.circle = None
@@ -171,10 +171,6 @@ class Draft:
         if before is None or not isinstance(self.replicas, int):
             return True
         return len(before.eligible) < self.replicas or len(circle.eligible) < self.replicas
-
-    def footprint(self, station: Station) -> Footprint:
-        """Return the room that the declared version takes on a pod."""
-        return self.sizes.declared(station)
 
     def sync(self) -> None:
         """Claim room on all pods that it wants to keep, whether they have it or not.
@@ -208,7 +204,9 @@ class Draft:
         if come:
             self.chosen = sorted(self.claims, key=attrgetter("order"))
         elif gone:
-            self.chosen = [each for each in self.chosen if each not in gone]
+            self.chosen = self.chosen.copy()
+            for station in gone:
+                self.chosen.remove(station)
         self.olds = self.failed = frozenset()
 
     def _keep(self, wanted: int) -> None:
@@ -399,8 +397,3 @@ class Draft:
         if station not in self.claims:
             return ()
         return self.varied.get(station, ()) if self.prefix.earlier else self.common
-
-
-def _replicas(prefix: Prefix) -> int | str:
-    """Return on how many pods it is wanted, as the spec says it; 0 if there is none."""
-    return 0 if prefix.spec is None else prefix.spec.replicas

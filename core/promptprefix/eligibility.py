@@ -12,7 +12,7 @@ from promptprefix.conditions import Shortfall
 from promptprefix.fleet import Pod, Sidecar, serves
 from promptprefix.reasons import Reason
 from promptprefix.resource import Problem, PromptPrefixSpec
-from promptprefix.wire import EngineState, Phase, PlacementState
+from promptprefix.wire import EngineState, PlacementState
 
 _MODELS_NAMED = 5
 
@@ -69,11 +69,6 @@ class Candidate:
             for each in account.readings
             if each.warm and each.digest
         }
-
-    def phase(self, placement: str) -> Phase | None:
-        """Return the reported phase of a placement, if it is reported."""
-        state = self.reported.get(placement)
-        return None if state is None else state.phase
 
     def standing(self, model: str) -> Standing:
         """Return whether the pod can hold a prefix of ``model``."""

@@ -11,6 +11,7 @@ from promptprefix.conditions import Shortfall
 from promptprefix.draft import Draft
 from promptprefix.eligibility import Standing
 from promptprefix.fleet import Limits
+from promptprefix.heads import NOTHING
 from promptprefix.reasons import Reason
 from promptprefix.resource import MAX_PROBLEMS, Problem
 from promptprefix.roster import Station
@@ -82,7 +83,7 @@ class Takers:
 
         ``behind`` counts the pods that keep the text before, because the declared one has no room.
         """
-        need = draft.footprint(circle.eligible[0]).blocks if circle.eligible else 0
+        need = draft.sizes.declared(circle.eligible[0]).blocks if circle.eligible else 0
         if draft.chosen or draft.measuring is not None:
             return _no_room(draft, circle, self, limits, need, behind)
         spec = draft.prefix.spec
@@ -117,11 +118,13 @@ class Takers:
 def _takers(drafts: Sequence[Draft], circle: Circle) -> Sequence[Taker]:
     found, standing = [], circle.standing
     for draft in drafts:
-        most = 0
+        most, last = 0, NOTHING
         for station, footprint in draft.claims.items():
-            blocks = footprint.blocks
-            if blocks > most and standing.get(station) is Standing.ELIGIBLE:
-                most = blocks
+            # Most have the same room on all their pods.
+            if footprint is last or footprint.blocks <= most:
+                continue
+            if standing.get(station) is Standing.ELIGIBLE:
+                most, last = footprint.blocks, footprint
         if most:
             found.append(Taker(draft.prefix.name, draft.priority, most))
     return sorted(found, key=lambda each: (-each.blocks, -each.priority, each.name))
@@ -213,7 +216,7 @@ def refused_pods(draft: Draft, circle: Circle, known: Takers) -> Iterable[Proble
     for station in circle.eligible:
         if station in draft.claims:
             continue
-        yield known.problem(station, draft.footprint(station).blocks)
+        yield known.problem(station, draft.sizes.declared(station).blocks)
         told += 1
         if told == MAX_PROBLEMS:
             return

@@ -49,7 +49,7 @@ class Room:
                 station = search.roomy(self._shelves_of(draft.circle))
                 if station is None:
                     break
-                station.ledger.take(draft, draft.footprint(station))
+                station.ledger.take(draft, draft.sizes.declared(station))
                 search.take(station)
             draft.choose(search.chosen)
 
@@ -66,7 +66,7 @@ class Room:
             ledger = station.ledger
             if station in draft.claims or (ledger.free < least and ledger.room(priority) < least):
                 continue
-            footprint = draft.footprint(station)
+            footprint = draft.sizes.declared(station)
             if not ledger.take(draft, footprint):
                 if not draft.sized:
                     continue
@@ -88,7 +88,7 @@ class Room:
             station = search.roomy(self._shelves_of(circle)) or self._cleared(search)
             if station is None:
                 break
-            station.ledger.take(draft, draft.footprint(station))
+            station.ledger.take(draft, draft.sizes.declared(station))
             self._weigh(station)
             search.take(station)
         return search.chosen
@@ -118,6 +118,8 @@ class Room:
     def _shut(self, draft: Draft, circle: Circle) -> bool:
         """Whether it is plain that no pod has room for it."""
         if circle not in self._bounds:
+            if draft.every:
+                return False
             self._bound(draft, circle)
         return _least(draft, circle) > self._bounds[circle]
 
@@ -204,7 +206,7 @@ class _Search:
                     break
                 if station in self._taken or ledger.room(priority) < least:
                     continue
-                victims = ledger.victims(self.draft.footprint(station), priority)
+                victims = ledger.victims(self.draft.sizes.declared(station), priority)
                 if victims is not None:
                     harm = max((each.priority for each in victims), default=-priority)
                     crowd = (self._zones[station.zone], self._nodes[station.node])
@@ -218,7 +220,7 @@ class _Search:
         return not station.candidate.silent and self._fits(station)
 
     def _fits(self, station: Station) -> bool:
-        footprint = self.draft.footprint(station)
+        footprint = self.draft.sizes.declared(station)
         return station not in self._taken and station.ledger.fits(footprint)
 
 

@@ -106,7 +106,8 @@ class Settlement:
 
     def _added(self, station: Station, waiting: list[Dossier]) -> bool:
         """Settle some on a pod that has room for all others; return whether there is for them."""
-        waiting.sort(key=lambda each: each.draft.order)
+        if len(waiting) > 1:
+            waiting.sort(key=lambda each: each.draft.order)
         for dossier in waiting:
             station.extras.give_back(dossier.draft)
         for dossier in waiting:

@@ -7,12 +7,13 @@ that clients still send stay where they are warm, pinned as far as room is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from promptprefix.accounts import held_there
 from promptprefix.draft import Draft, Tenure
 from promptprefix.fleet import Prefix, Retention, Version
+from promptprefix.heads import NOTHING
 from promptprefix.resource import Pinning
 from promptprefix.roster import Station
 from promptprefix.versions import kept_until
@@ -65,29 +66,34 @@ def _released(draft: Draft, station: Station) -> Iterator[Tenure]:
 
 def _held(
     draft: Draft, station: Station, kept: Mapping[str, datetime | None], now: datetime
-) -> Iterator[Tenure]:
+) -> Sequence[Tenure]:
     prefix, extras, sizes = draft.prefix, station.extras, draft.sizes
-    wanted = prefix.pinning
+    wanted, reported = prefix.pinning, station.candidate.reported
     serving = declared(prefix)
     needed = serving is None or station in draft.olds
+    held = []
     if serving is not None:
-        if not needed or extras.take(draft, sizes.of(serving, station)):
-            yield Tenure(serving, wanted)
-        elif station.ledger.could(draft, sizes.of(serving, station)):
-            yield Tenure(serving, Pinning.NONE)
+        room = sizes.of(serving, station) if needed else NOTHING
+        if not needed or extras.take(draft, room):
+            held.append(Tenure(serving, wanted))
+        elif station.ledger.could(draft, room):
+            held.append(Tenure(serving, Pinning.NONE))
         elif serving.readable and _unmeasured(draft, serving, station):
-            yield Tenure(serving, wanted, measured=True)
+            held.append(Tenure(serving, wanted, measured=True))
     for version in prefix.earlier:
-        if station.candidate.phase(version.id) is not Phase.WARM:
+        state = reported.get(version.id)
+        if state is None or state.phase is not Phase.WARM:
             continue
         if needed:
             needed = False
-            yield Tenure(version, wanted, retained=True)
+            held.append(Tenure(version, wanted, retained=True))
             continue
         until = kept[version.id]
         if until is None or now < until:
             fits = extras.take(draft, sizes.of(version, station))
-            yield Tenure(version, wanted if fits else Pinning.NONE, retained=True, until=until)
+            pinning = wanted if fits else Pinning.NONE
+            held.append(Tenure(version, pinning, retained=True, until=until))
+    return held
 
 
 def _unmeasured(draft: Draft, version: Version, station: Station) -> bool:
