@@ -163,6 +163,13 @@ async def test_a_chunked_engine_command_is_refused(stack: RouterStack) -> None:
     assert response.status_code == 403
 
 
+async def test_a_requests_own_number_reaches_the_engine(stack: RouterStack) -> None:
+    assert (await ask(stack, undeclared(), x_request_id="mine-1")).status_code == 200
+    assert (await ask(stack, undeclared())).status_code == 200
+    seen = [each.headers for engine in stack.engines for each in engine.seen]
+    assert {each.get("x-request-id") for each in seen} == {"mine-1", None}
+
+
 async def test_other_extra_arguments_are_the_users_own(stack: RouterStack) -> None:
     body = {
         **undeclared("what is promptprefix?"),
@@ -185,6 +192,10 @@ FOREIGN_PATHS = (
     "/v1/chat/completions/../../../reset_prefix_cache",
     "/v1/models/%2e%2e/%2e%2e/reset_prefix_cache",
     "//reset_prefix_cache",
+    f"/{CHAT}",
+    f"{CHAT}/",
+    "/v1/./chat/completions",
+    "/v1/chat%2Fcompletions",
     "/v1//..//sleep",
     "/v1/models;/../sleep",
     "/v1/models/..;/sleep",

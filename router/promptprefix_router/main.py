@@ -41,6 +41,7 @@ from promptprefix_router.doors.http_door import (
     open_local_door,
 )
 from promptprefix_router.envoy.bootstrap import write_bootstrap
+from promptprefix_router.envoy.client_routes import RouteRules
 from promptprefix_router.envoy.drain import drain
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
 from promptprefix_router.envoy.header_count_reader import HeaderCountReader
@@ -235,7 +236,7 @@ async def _gateway_door(settings: RouterSettings, brain: Brain) -> AsyncIterator
 
 def _publisher(settings: RouterSettings, metrics: RouterMetrics) -> EnvoyPublisher:
     folder = settings.envoy_dir
-    routes = RoutesFile(folder, settings.tenant_header, settings.shedding.header)
+    routes = RoutesFile(folder, RouteRules.of(settings))
     return EnvoyPublisher(EndpointsFile(folder), routes, metrics)
 
 

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 from promptprefix.wire import Revision, RouteEndpoint, RoutePrefix, RouteTable
 from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.routes import Routes
+from promptprefix_router.envoy.client_routes import RouteRules
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
 from promptprefix_router.envoy.header_count_reader import HeaderCountReader
 from promptprefix_router.envoy.header_counts import HeaderCounts
@@ -54,7 +55,9 @@ class Stand:
         self.metrics = RouterMetrics(FingerprintMemo(1), time.monotonic)
         self.tally = MatchTally(time.time)
         self.tally.retain(ROUTES.ids)
-        self.publisher = EnvoyPublisher(EndpointsFile(folder), RoutesFile(folder), self.metrics)
+        self.publisher = EnvoyPublisher(
+            EndpointsFile(folder), RoutesFile(folder, RouteRules()), self.metrics
+        )
         self.admin = httpx.AsyncClient(
             transport=httpx.MockTransport(self._answer), base_url="http://envoy"
         )

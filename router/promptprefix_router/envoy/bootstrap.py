@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from promptprefix_router.envoy.client_routes import CLIENT_ROUTES
+from promptprefix_router.envoy.client_routes import CLIENT_ROUTES, RouteRules
 from promptprefix_router.envoy.clusters import clusters
 from promptprefix_router.envoy.configuration import EnvoyConfig
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
@@ -58,7 +58,7 @@ def write_bootstrap(settings: RouterSettings, folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     EndpointsFile(folder).create()
-    RoutesFile(folder, settings.tenant_header, settings.shedding.header).create()
+    RoutesFile(folder, RouteRules.of(settings)).create()
     path = folder / BOOTSTRAP_FILE
     WatchedFile(path).write(json.dumps(bootstrap(settings, folder), indent=1).encode() + b"\n")
     return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from promptprefix_router.envoy.configuration import EnvoyConfig
 from promptprefix_router.envoy.endpoints_file import ENGINES_CLUSTER, GROUP_KEY
@@ -12,6 +14,7 @@ from promptprefix_router.envoy.route_filters import ASK, HEALTH, REWRITE, with_f
 from promptprefix_router.envoy.tenant_fence import tenant_routes
 from promptprefix_router.header_names import DECISION_HEADER, PREFIX_HEADER, REWRITE_HEADER
 from promptprefix_router.matching.matcher import MatchKind
+from promptprefix_router.settings import RouterSettings
 
 CLIENT_ROUTES = "clients"
 """Name of the clients' route configuration, and of the virtual host in it."""
@@ -38,18 +41,38 @@ _HEADER_INPUT = "type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatc
 _RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 
 
-def route_configuration(
-    named: Sequence[HeaderRoute] = (), tenant_header: str = "", objective_header: str = ""
-) -> EnvoyConfig:
-    """Return the routes of clients; ``named`` are those by header, resolved by Envoy alone.
+@dataclass(frozen=True)
+class RouteRules:
+    """What all routes have in common.
 
     ``tenant_header`` names the header that says the tenant, ``objective_header`` the one that says
-    the objective; empty without one.
+    the objective; empty without one. ``idle_timeout_s`` is the longest silence of a stream.
     """
+
+    tenant_header: str = ""
+    objective_header: str = ""
+    idle_timeout_s: int = 3600
+
+    @classmethod
+    def of(cls, settings: RouterSettings) -> Self:
+        """Return the rules that the settings ask for."""
+        return cls(settings.tenant_header, settings.shedding.header, settings.idle_timeout_s)
+
+    def to_engines(self) -> EnvoyConfig:
+        """Return where the requests of a route go."""
+        # A generation takes as long as it takes; silence is bounded.
+        return {
+            "cluster": ENGINES_CLUSTER,
+            "timeout": "0s",
+            "idle_timeout": f"{self.idle_timeout_s}s",
+        }
+
+
+def route_configuration(named: Sequence[HeaderRoute], rules: RouteRules) -> EnvoyConfig:
+    """Return the routes of clients; ``named`` are those by header, resolved by Envoy alone."""
     host = {"name": CLIENT_ROUTES, "domains": ["*"], "retry_policy": _retry_policy()}
-    rest = _ordinary(tenant_header)
-    seen = [header for header in (tenant_header, objective_header) if header]
-    found = {"matcher": _by_header(named, seen, rest)} if named else {"routes": rest}
+    rest = _ordinary(rules)
+    found = {"matcher": _by_header(named, rules, rest)} if named else {"routes": rest}
     return {
         "@type": f"{_ROUTE}.RouteConfiguration",
         "name": CLIENT_ROUTES,
@@ -58,16 +81,16 @@ def route_configuration(
 
 
 def _by_header(
-    named: Sequence[HeaderRoute], seen: Sequence[str], rest: Sequence[EnvoyConfig]
+    named: Sequence[HeaderRoute], rules: RouteRules, rest: Sequence[EnvoyConfig]
 ) -> EnvoyConfig:
     """Return how names are resolved: by one look-up; a request without a known one goes on.
 
-    So does one with a header of ``seen``. For a tenant a salt may be due, which goes into the body;
-    an objective may be sheddable.
+    So does one with a tenant or an objective: for a tenant a salt may be due, which goes into the
+    body; an objective may be sheddable.
     """
     tree = {
         "input": _header_input(PREFIX_HEADER),
-        "exact_match_map": {"map": {route.name: _action(_named(route)) for route in named}},
+        "exact_match_map": {"map": {route.name: _action(_named(route, rules)) for route in named}},
     }
     # A path that is matched here still has its query.
     on_path = [
@@ -76,8 +99,12 @@ def _by_header(
         for match in ({"exact": path}, {"prefix": f"{path}?"})
     ]
     predicate: EnvoyConfig = {"or_matcher": {"predicate": on_path}}
-    if seen:
-        without = [_without_header(header) for header in seen]
+    without = [
+        _without_header(header)
+        for header in (rules.tenant_header, rules.objective_header)
+        if header
+    ]
+    if without:
         predicate = {"and_matcher": {"predicate": [*without, predicate]}}
     only_picked = {
         "predicate": predicate,
@@ -101,7 +128,7 @@ def _action(typed_config: EnvoyConfig) -> EnvoyConfig:
     return {"action": {"name": "route", "typed_config": typed_config}}
 
 
-def _named(route: HeaderRoute) -> EnvoyConfig:
+def _named(route: HeaderRoute, rules: RouteRules) -> EnvoyConfig:
     """Return the route of a name: to the first group with a healthy pod, and nowhere else."""
     groups = [{GROUP_KEY: group} for group in route.groups or (NO_GROUP,)]
     summary = f"{route.outcome};match={MatchKind.HEADER}"
@@ -109,7 +136,7 @@ def _named(route: HeaderRoute) -> EnvoyConfig:
         "@type": f"{_ROUTE}.Route",
         "match": {"prefix": "/"},
         "route": {
-            **_to_engines(),
+            **rules.to_engines(),
             "metadata_match": {"filter_metadata": {"envoy.lb": {"fallback_list": groups}}},
         },
         # Envoy counts by this name; the picker reads it.
@@ -118,28 +145,23 @@ def _named(route: HeaderRoute) -> EnvoyConfig:
     }
 
 
-def _ordinary(tenant_header: str) -> list[EnvoyConfig]:
+def _ordinary(rules: RouteRules) -> list[EnvoyConfig]:
     picked = [
         {
             "match": {"path": path},
-            "route": _to_engines(),
+            "route": rules.to_engines(),
             "request_headers_to_remove": [REWRITE_HEADER],
             **with_filters(ASK, REWRITE),
         }
         for path in PICKED_PATHS
     ]
-    plain = [{"match": {"path": path}, "route": _to_engines()} for path in PLAIN_PATHS]
+    plain = [{"match": {"path": path}, "route": rules.to_engines()} for path in PLAIN_PATHS]
     health = {
         "match": {"path": "/health"},
         "direct_response": {"status": 200, "body": {"inline_string": "ok\n"}},
         **with_filters(HEALTH),
     }
-    return [*plain, health, *tenant_routes(tenant_header), *picked, _not_found()]
-
-
-def _to_engines() -> EnvoyConfig:
-    # A generation takes as long as it takes; silence is bounded by the idle timeout.
-    return {"cluster": ENGINES_CLUSTER, "timeout": "0s"}
+    return [*plain, health, *tenant_routes(rules.tenant_header), *picked, _not_found()]
 
 
 def _retry_policy() -> EnvoyConfig:

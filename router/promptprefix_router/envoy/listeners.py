@@ -18,8 +18,12 @@ from promptprefix_router.header_names import (
 )
 from promptprefix_router.settings import RouterSettings
 
-INTERNAL_PREFIXES = ("x-gateway-destination-endpoint", "x-envoy-", REWRITE_HEADER)
+INTERNAL_HEADERS = (DESTINATION_HEADER, REWRITE_HEADER)
+INTERNAL_PREFIX = "x-envoy-"
 """Headers that steer Envoy or the choice of a pod. Clients have no say in them."""
+
+HEAD_TIMEOUT = "10s"
+"""How long a client may take for the head of a request."""
 
 _TYPE = "type.googleapis.com/envoy.extensions"
 _HCM = f"{_TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -34,11 +38,11 @@ def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         "use_remote_address": True,
         # No peer is trusted to steer Envoy by its headers, whatever its address.
         "internal_address_config": {},
-        "normalize_path": True,
-        "merge_slashes": True,
-        "path_with_escaped_slashes_action": "REJECT_REQUEST",
-        "request_headers_timeout": "10s",
-        "stream_idle_timeout": f"{settings.idle_timeout_s}s",
+        # Nothing here reads a request's number, and the client's own reaches the engine.
+        "generate_request_id": False,
+        # It holds until a request has a route, and the route's own from then on: one timer does
+        # for both. Paths are not normalised, as every route names whole ones.
+        "stream_idle_timeout": HEAD_TIMEOUT,
         "common_http_protocol_options": {"idle_timeout": f"{settings.idle_timeout_s}s"},
         "server_header_transformation": "PASS_THROUGH",
         "local_reply_config": _json_errors(),
@@ -133,8 +137,8 @@ def _strip_internal_headers() -> EnvoyConfig:
         "typed_config": {
             "@type": f"{_TYPE}.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [
-                {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}}
-                for prefix in INTERNAL_PREFIXES
+                *({"remove": header} for header in INTERNAL_HEADERS),
+                {"remove_on_match": {"key_matcher": {"prefix": INTERNAL_PREFIX}}},
             ],
         },
     }

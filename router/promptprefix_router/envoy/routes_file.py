@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from promptprefix_router.envoy.client_routes import route_configuration
+from promptprefix_router.envoy.client_routes import RouteRules, route_configuration
 from promptprefix_router.envoy.header_plan import HeaderRoute
 from promptprefix_router.envoy.watched_file import WatchedFile, discovery_response
 
@@ -13,15 +13,11 @@ ROUTES_FILE = "routes.json"
 
 
 class RoutesFile:
-    """Writes the routes when they change.
+    """Writes the routes when they change."""
 
-    ``tenant_header`` names the header that says a request's tenant, ``objective_header`` the one
-    that says its objective; empty without one.
-    """
-
-    def __init__(self, folder: Path, tenant_header: str = "", objective_header: str = "") -> None:
+    def __init__(self, folder: Path, rules: RouteRules) -> None:
         self._file = WatchedFile(folder / ROUTES_FILE)
-        self._headers = (tenant_header, objective_header)
+        self._rules = rules
 
     def create(self) -> bool:
         """Make a file without names unless there is one; return whether it was made."""
@@ -33,4 +29,4 @@ class RoutesFile:
 
     def render(self, named: Sequence[HeaderRoute]) -> bytes:
         """Return an Envoy discovery response whose routes let it resolve ``named``."""
-        return discovery_response(route_configuration(named, *self._headers))
+        return discovery_response(route_configuration(named, self._rules))

@@ -14,6 +14,7 @@ import pytest
 
 from promptprefix.wire import RouteEndpoint
 from promptprefix_router.control.routes import Routes
+from promptprefix_router.envoy.client_routes import RouteRules
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
 from promptprefix_router.envoy.publisher import Aside, EnvoyPublisher
 from promptprefix_router.envoy.routes_file import RoutesFile
@@ -39,7 +40,7 @@ class Stand:
         self.rest = asyncio.Event()
         self.publisher = EnvoyPublisher(
             EndpointsFile(self.folder),
-            RoutesFile(self.folder),
+            RoutesFile(self.folder, RouteRules()),
             RouterMetrics(FingerprintMemo(1), time.monotonic),
             sleep=self._sleep,
             aside=self.aside or _inline,

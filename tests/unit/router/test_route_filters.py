@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from promptprefix_router.choosing.chooser import Outcome
-from promptprefix_router.envoy.client_routes import PICKED_PATHS, PLAIN_PATHS, route_configuration
+from promptprefix_router.envoy.client_routes import (
+    PICKED_PATHS,
+    PLAIN_PATHS,
+    RouteRules,
+    route_configuration,
+)
+from promptprefix_router.envoy.endpoints_file import ENGINES_CLUSTER
 from promptprefix_router.envoy.header_plan import HeaderRoute
 from promptprefix_router.envoy.listeners import client_listener
 from promptprefix_router.envoy.route_filters import ASK, ASK_FENCED, HEALTH, REWRITE
@@ -39,7 +45,7 @@ def test_the_listener_forces_no_filter_on_a_request(tenant_header: str) -> None:
     assert [name for name, each in filters.items() if not each.get("disabled")] == [
         "envoy.filters.http.router"
     ]
-    routes = json.dumps(route_configuration((NAMED,), tenant_header))
+    routes = json.dumps(route_configuration((NAMED,), RouteRules(tenant_header)))
     assert all(
         f'"{name}": {{"@type"' in routes for name in filters if filters[name].get("disabled")
     )
@@ -47,7 +53,7 @@ def test_the_listener_forces_no_filter_on_a_request(tenant_header: str) -> None:
 
 @pytest.mark.parametrize("tenant_header", ["", TENANT_HEADER])
 def test_each_route_has_the_filters_that_it_needs(tenant_header: str) -> None:
-    (host,) = route_configuration((), tenant_header)["virtual_hosts"]
+    (host,) = route_configuration((), RouteRules(tenant_header))["virtual_hosts"]
     for route in host["routes"]:
         match = route["match"]
         wanted = {"/health": {HEALTH}} | {path: {ASK, REWRITE} for path in PICKED_PATHS}
@@ -59,7 +65,7 @@ def test_each_route_has_the_filters_that_it_needs(tenant_header: str) -> None:
 
 
 def test_a_name_that_envoy_resolves_meets_no_filter() -> None:
-    (host,) = route_configuration((NAMED,))["virtual_hosts"]
+    (host,) = route_configuration((NAMED,), RouteRules())["virtual_hosts"]
     (matcher,) = host["matcher"]["matcher_list"]["matchers"]
     tree = matcher["on_match"]["matcher"]["matcher_tree"]
     (route,) = tree["exact_match_map"]["map"].values()
@@ -68,6 +74,12 @@ def test_a_name_that_envoy_resolves_meets_no_filter() -> None:
 
 def test_what_the_manager_counts_is_not_counted_once_more() -> None:
     assert listed("")["envoy.filters.http.router"]["typed_config"]["dynamic_stats"] is False
+
+
+def test_silence_is_bounded_on_each_way_to_the_engines() -> None:
+    """Envoy's own bound is that of a request's head: a route without one would end a stream."""
+    routes = json.dumps(route_configuration((NAMED,), RouteRules(idle_timeout_s=77)))
+    assert routes.count(f'"cluster": "{ENGINES_CLUSTER}"') == routes.count('"idle_timeout": "77s"')
 
 
 def test_only_the_fence_has_the_route_chosen_anew() -> None:

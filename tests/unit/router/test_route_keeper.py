@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from promptprefix_router.choosing.load_reader import LoadFormatError, parse_reading
 from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.control.route_keeper import EMPTY_GRACE_S, RouteKeeper
+from promptprefix_router.envoy.client_routes import RouteRules
 from promptprefix_router.envoy.endpoints_file import EndpointsFile
 from promptprefix_router.envoy.publisher import EnvoyPublisher
 from promptprefix_router.envoy.routes_file import RoutesFile
@@ -37,7 +38,7 @@ class Stand:
         self.tally = MatchTally(time.time)
         self.picker = Picker(Matcher(memo), chooser(), self.tally, self.metrics, time.perf_counter)
         self.file = EndpointsFile(self.folder)
-        publisher = EnvoyPublisher(self.file, RoutesFile(self.folder), self.metrics)
+        publisher = EnvoyPublisher(self.file, RoutesFile(self.folder, RouteRules()), self.metrics)
         self.keeper = RouteKeeper(self.picker, publisher, self.metrics, TENANT, lambda: self.now)
 
     @property

@@ -16,7 +16,7 @@ from promptprefix_router.control.match_tally import MatchTally
 from promptprefix_router.decision import Decision
 from promptprefix_router.doors.ext_authz import ExtAuthz
 from promptprefix_router.doors.http_door import HttpRequest
-from promptprefix_router.envoy.client_routes import route_configuration
+from promptprefix_router.envoy.client_routes import RouteRules, route_configuration
 from promptprefix_router.envoy.header_plan import HeaderRoute
 from promptprefix_router.gateway.ext_proc_codec import decode
 from promptprefix_router.gateway.ext_proc_events import RequestHead
@@ -164,11 +164,13 @@ def test_the_gateway_door_reads_all_of_the_headers(lines: tuple[str, ...], shedd
 
 def test_envoy_decides_alone_only_without_the_header() -> None:
     named = (HeaderRoute("support-triage", "id-1", Outcome.WARM, ("g",)),)
-    assert "x-objective" in json.dumps(route_configuration(named, "", "x-objective"))
-    assert "x-objective" in json.dumps(route_configuration(named, "x-team", "x-objective"))
-    both = json.dumps(route_configuration(named, "x-team", "x-objective"))
-    assert "x-team" in both
-    assert route_configuration(named) == route_configuration(named, "", "")
+    alone = json.dumps(route_configuration(named, RouteRules()))
+    assert "not_matcher" not in alone
+    for team in ("", "x-team"):
+        routes = json.dumps(route_configuration(named, RouteRules(team, "x-objective")))
+        assert routes.count('"not_matcher"') == (2 if team else 1)
+        assert "x-objective" in routes
+        assert ("x-team" in routes) == bool(team)
 
 
 @pytest.mark.parametrize(
