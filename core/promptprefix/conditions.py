@@ -98,7 +98,7 @@ def status_of(outlook: Outlook, now: datetime) -> PromptPrefixStatus:
         blocks=blocks,
         desiredPods=outlook.wanted,
         warmPods=crew.warm,
-        pinnedPods=crew.count - len(crew.unsound),
+        pinnedPods=crew.pinned,
         warm=f"{crew.warm}/{outlook.wanted}",
         versions=version_statuses(prefix, outlook.warm_pods, outlook.matched, now),
         activeWindow=outlook.demand.window,
@@ -212,6 +212,7 @@ def _failed(outlook: Outlook) -> Verdict | None:
 
 def _warming(outlook: Outlook) -> Verdict | None:
     cold = [holding.pod for holding in outlook.unsound if not holding.warm]
+    cold += outlook.crew.waiting
     if outlook.crew.count < outlook.wanted:
         message = "Waits for the sidecars to report what their pods hold."
         return Verdict(False, Reason.RECONCILING, message)

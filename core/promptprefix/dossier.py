@@ -271,17 +271,31 @@ class Dossier:
     def crew(self, stations: Sequence[Station]) -> Crew:
         """Return what the status of a held prefix tells of chosen pods."""
         notes = self.notes
-        warm, told, rest = len(stations), stations, set[Station]()
+        warm, told = len(stations), stations
+        rest, waiting = list[Station](), list[Station]()
         if not notes.sound.issuperset(stations):
-            chosen = set(stations)
-            warm, rest = len(chosen & notes.heated), chosen - notes.sound
-            told = [each for each in stations if each in notes.heated] or stations
+            warm = len(notes.heated.intersection(stations))
+            told = [each for each in stations if each in notes.heated] if warm else stations
+            for station in stations:
+                if station not in notes.sound:
+                    (waiting if self._waits(station) else rest).append(station)
         return Crew(
             count=len(stations),
             warm=warm,
-            unsound=self.holdings(each for each in stations if each in rest) if rest else (),
-            size=size_of(self._holding(each.candidate) for each in told),
+            unsound=self.holdings(rest),
+            size=(0, 0) if len(waiting) == len(stations) else self._size(told),
+            waiting=tuple([each.name for each in waiting]),
         )
+
+    def _waits(self, station: Station) -> bool:
+        """Whether a pod serves and says nothing of the declared version yet."""
+        note = self.notes.by_station.get(station)
+        if note is None:
+            return station.candidate.serving
+        return note.unsaid and note.account.manner.serving
+
+    def _size(self, stations: Iterable[Station]) -> tuple[int, int]:
+        return size_of(self._holding(each.candidate) for each in stations)
 
 
 def _found(warm: Mapping[Station, str], holders: Sequence[Station]) -> Collection[str]:

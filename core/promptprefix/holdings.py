@@ -45,14 +45,21 @@ class Holding(NamedTuple):
 class Crew:
     """The chosen pods, as far as it matters while a prefix is held.
 
-    ``unsound`` are those that are not as good as they can be: warm and hard-pinned. Tokens and
-    blocks are as the first of the warm pods that knows them reports, or of all if none is warm.
+    ``unsound`` are those that are not as good as they can be: warm and hard-pinned; of ``waiting``
+    ones, which serve and say nothing of it yet, only the names are told. Tokens and blocks are as
+    the first of the warm pods that knows them reports, or of all if none is warm.
     """
 
     count: int
     warm: int
     unsound: tuple[Holding, ...]
     size: tuple[int, int]
+    waiting: tuple[str, ...] = ()
+
+    @property
+    def pinned(self) -> int:
+        """How many are as good as they can be."""
+        return self.count - len(self.unsound) - len(self.waiting)
 
 
 def crew_of(holdings: Sequence[Holding]) -> Crew:

@@ -21,14 +21,16 @@ class Note:
     """What a pod reports of all versions; pods that report the same have one note.
 
     ``known`` is what it says of the versions that are known, whether they are warm, and under which
-    digests routers know those that are. ``held``: it holds the declared one or is about to;
-    ``hot``: has it warm; ``sound``: and pins it. ``counted``: its engine's plugin counts matches;
-    ``unheard``: it has not said whether. ``lingers``: it holds another than the declared one.
+    digests routers know those that are. Of the declared one it is ``unsaid`` whether it is there,
+    or it is ``held`` or about to be, ``hot``, that is warm, and ``sound``, pinned as well.
+    ``counted``: its engine's plugin counts matches; ``unheard``: it has not said whether.
+    ``lingers``: it holds another than the declared one.
     """
 
     account: Account
     known: Sequence[tuple[Reading, bool, str]]
     held: bool
+    unsaid: bool
     hot: bool
     sound: bool
     counted: bool
@@ -151,6 +153,7 @@ class Notes:
             account,
             known,
             held=current is not None and current.held,
+            unsaid=current is None,
             hot=hot,
             sound=hot and current is not None and current.pinned is Pinning.HARD,
             counted=any(each.counted for each in account.readings),

@@ -37,6 +37,7 @@ class Station:
         "endpoint",
         "extras",
         "ledger",
+        "name",
         "node",
         "order",
         "tie",
@@ -47,6 +48,7 @@ class Station:
     def __init__(self, each: Candidate) -> None:
         self.candidate = each
         self.uid = each.pod.uid
+        self.name = each.pod.name
         self.order = (each.pod.namespace, each.pod.name, each.pod.uid)
         self.tie = tie_of(each.pod.uid)
         self.ledger = Ledger(tie=self.tie)
