@@ -46,7 +46,11 @@ def _surroundings(draft: Draft, crowded: Shortfall | None) -> object:
     circle = draft.circle
     if circle is None or draft.resting or crowded is None:
         return circle if looks_around(draft) else None
-    return circle.obstacles, circle.eligible[: MAX_PROBLEMS + len(draft.claims)]
+    refused = circle.eligible[: MAX_PROBLEMS + len(draft.claims)]
+    engines = [each.candidate.engine for each in refused]
+    # These decide how much room it takes there.
+    taken = draft.sizes, [engine.block_size for engine in engines if engine is not None]
+    return circle.obstacles, refused, taken
 
 
 def looks_around(draft: Draft) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from promptprefix.fleet import Snapshot
@@ -50,6 +50,7 @@ def undated(statuses: Mapping[str, PromptPrefixStatus]) -> Mapping[str, PromptPr
 
 
 @MANY
+@example(32890)
 @given(st.integers(0, 2**32))
 def test_after_any_changes_a_plan_is_one_from_scratch(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - no secret
