@@ -48,13 +48,15 @@ async def flat_memory(router: OurRouter, folder: Path, count: int) -> Json:
     write_prompts(path, [prompt(n, TINY) for n in range(100)])
     sizes = [resident_mb(router.picker.pid)]
     door: Json = {}
+    asked = 0
     for step in range(SAMPLES):
         number = str(10**9 + step * 10**7)
         more = ("--fresh", "--rate", "0", "--first", number, "--count", str(count // SAMPLES))
-        door = await _ask(router, path, "--seconds", "60", *more)
+        door = await _ask(router, path, "--seconds", "600", *more)
+        asked += door["questions"]
         sizes.append(resident_mb(router.picker.pid))
     return {
-        "prompts": count,
+        "prompts": asked,
         "resident_mb": [round(size, 1) for size in sizes],
         "after_warm_up_mb": round(sizes[SAMPLES // 4], 1),
         "last_mb": round(sizes[-1], 1),

@@ -13,7 +13,7 @@ from promptprefix_router.metrics import RouterMetrics
 
 AT_ONCE = 8
 """Engines that are asked at a time."""
-PAGES_PER_S = 100
+PAGES_PER_S = 50
 """A page costs about 0.2 ms of a core: hundreds of engines are read less often."""
 MOST_REQUESTS = 1_000_000
 """A page that says more is none."""

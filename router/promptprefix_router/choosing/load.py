@@ -16,7 +16,7 @@ MOST_TIMED = 8192
 
 @dataclass(frozen=True)
 class LoadReading:
-    """What Envoy said: active requests per address, and the addresses it finds unhealthy.
+    """What Envoy said: active requests per address, where there are any, and who is unhealthy.
 
     ``served`` is how many requests the endpoints were sent, all together, since Envoy began.
     """
@@ -80,6 +80,11 @@ class LoadLedger:
     def unhealthy(self) -> int:
         """Mask of the seats whose health checks by Envoy fail, as far as known."""
         return self._unhealthy
+
+    @property
+    def endpoints(self) -> int:
+        """How many endpoints have a seat."""
+        return len(self._seats)
 
     @property
     def served(self) -> int:

@@ -86,7 +86,12 @@ class HeaderCountReader:
         info = await self._get("/server_info")
         age = msgspec.json.decode(info, type=_ServerInfo).uptime_current_epoch
         started = self._wall() - float(age.removesuffix("s"))
-        parameters = {"usedonly": "", "format": "text", "filter": STATS_FILTER}
+        parameters = {
+            "type": "Counters",
+            "usedonly": "",
+            "format": "text",
+            "filter": STATS_FILTER,
+        }
         return HeaderReading(started, parse_counts(await self._get("/stats", parameters)))
 
     async def _get(self, path: str, parameters: dict[str, str] | None = None) -> str:

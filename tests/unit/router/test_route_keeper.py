@@ -135,11 +135,16 @@ engines::10.0.0.1:8000::health_flags::healthy
 engines::[fd00::1]:8000::rq_active::0
 engines::[fd00::1]:8000::rq_total::2
 engines::[fd00::1]:8000::health_flags::/failed_active_hc/active_hc_timeout
+engines::10.0.0.2:8000::rq_active::12
+engines::10.0.0.2:8000::health_flags::/failed_outlier_check/failed_active_hc
+engines::10.0.0.3:8000::health_flags::/failed_outlier_check
+rewriter::127.0.0.1:9003::rq_total::1000
+rewriter::127.0.0.1:9003::health_flags::/failed_active_hc
 """
     )
-    assert reading.active == {"10.0.0.1:8000": 3, "[fd00::1]:8000": 0}
+    assert reading.active == {"10.0.0.1:8000": 3, "10.0.0.2:8000": 12}
     assert reading.served == 72
-    assert reading.unhealthy == {"[fd00::1]:8000"}
+    assert reading.unhealthy == {"[fd00::1]:8000", "10.0.0.2:8000"}
 
 
 @pytest.mark.parametrize(
