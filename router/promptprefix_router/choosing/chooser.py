@@ -31,6 +31,10 @@ FALLBACKS = 2
 SHORT_TAIL_TOKENS = 2 * CHUNK_TOKENS
 """What comes after a declared prefix that is warm is not worth knowing about if it is shorter."""
 
+OWN_BYTES = 16 * 1024
+"""So much of the end of a body tells a talk from others: all pickers look at the same bytes."""
+_CRC_BITS = 0xFFFF_FFFF
+
 _WITHOUT_PREFIX = (MatchKind.UNDECLARED, MatchKind.PARTIAL, MatchKind.MALFORMED)
 
 
@@ -116,7 +120,7 @@ class _Request(NamedTuple):
     mean: float
     most: float
     alone: bytes | None
-    """What other requests don't have, if there is no chain for want of need."""
+    """Its body, if there is no chain for want of need."""
 
     @property
     def declared(self) -> bool:
@@ -142,7 +146,10 @@ class _Request(NamedTuple):
         """The place on the ring that is the same for no other talk, if that is known."""
         if self.chain.hashes:
             return self.chain.ending
-        return None if self.alone is None else place_of(b"%d" % crc32(self.alone))
+        if self.alone is None:
+            return None
+        # Of a long body the end tells talks apart, and how long it is.
+        return place_of(b"%d" % crc32(self.alone[-OWN_BYTES:], len(self.alone) & _CRC_BITS))
 
 
 class Chooser:
@@ -255,7 +262,7 @@ class Chooser:
             told=told,
             mean=mean,
             most=self._knobs.most_active(mean),
-            alone=question.news if known and self._history is not None else None,
+            alone=question.body if known and self._history is not None else None,
         )
 
     def _holders(

@@ -82,11 +82,6 @@ class Question:
         object.__setattr__(self, "known", known)
         object.__setattr__(self, "traces", traces)
 
-    @property
-    def news(self) -> bytes:
-        """What of the body was not seen before: all of it, or its later turns."""
-        return self.body if self.known is None else self.known.turns
-
 
 @dataclass(frozen=True, slots=True)
 class Match:

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from promptprefix.shapes import SHAPES
 from promptprefix.wire import RouteEndpoint
 from promptprefix_router.choosing.chooser import Choice, Chooser, Outcome, SpillReason
 from promptprefix_router.choosing.cost import CostKnobs
 from promptprefix_router.choosing.load import LoadLedger, LoadReading
 from promptprefix_router.control.routes import Routes
 from promptprefix_router.matching.matcher import Match, MatchKind, Question
+from promptprefix_router.matching.request_head import DeclaringReader
 
 from .samples import DIGEST, MODEL, chooser, endpoint, routes
 
@@ -31,6 +33,13 @@ def question(*texts: str, path: str = CHAT, **changes: Any) -> Question:
     turns = [{"role": "user", "content": text} for text in texts]
     body = {"model": MODEL, "messages": turns, **changes}
     return Question(path, json.dumps(body).encode())
+
+
+def where_known(asked: Question, reader: DeclaringReader) -> Question:
+    """Return the question as it is where ``reader`` has read one like it."""
+    found = Question(asked.path, asked.body)
+    object.__setattr__(found, "known", reader.known(asked.body))
+    return found
 
 
 def text(name: str, tokens: int) -> str:
@@ -338,6 +347,27 @@ def test_choosers_that_never_talked_agree_on_a_cold_prompt() -> None:
         asked = question(text(f"n{number}", 2000), f"from {number}")
         other = question(text(f"n{number}", 2000), "from elsewhere")
         assert host(one.choose(asked, UNDECLARED)) == host(two.choose(other, UNDECLARED))
+
+
+def test_whether_one_like_it_was_read_before_changes_no_choice() -> None:
+    reader = DeclaringReader(SHAPES[CHAT])
+    turns = [{"role": "system", "content": text("desk", 600)}, {"role": "user", "content": "first"}]
+    body = json.dumps({"model": MODEL, "messages": turns}).encode()
+    reader.remember(body, reader.read(body))
+    one, two = chooser(), chooser()
+    for made in (one, two):
+        made.use(pool(*range(1, 10), warm=frozenset({3, 4, 5})))
+    chosen = set()
+    for number in range(30):
+        turns[-1] = {"role": "user", "content": f"talk {number}"}
+        new = Question(CHAT, json.dumps({"model": MODEL, "messages": turns}).encode())
+        like = where_known(new, reader)
+        assert new.known is None
+        assert like.known is not None
+        choice = one.choose(new, DECLARED)
+        assert choice == two.choose(like, DECLARED)
+        chosen.add(host(choice))
+    assert chosen == {3, 4, 5}
 
 
 def test_the_knobs_are_in_force() -> None:
