@@ -101,7 +101,7 @@ class Draft:
         self.common: tuple[Placement, ...] = ()
         self.varied: dict[Station, tuple[Placement, ...]] = {}
         self.tenures: dict[Station, tuple[Tenure, ...]] = {}
-        self.settled: tuple[object, ...] = ()
+        self.settled: tuple[datetime, tuple[object, ...]] | None = None
         self.until: datetime | None = None
         self.holders: Mapping[str, Sequence[Station]] = {}
         self.measuring: Station | None = None

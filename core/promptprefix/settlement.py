@@ -28,7 +28,7 @@ def settle_alike(dossier: Dossier) -> bool:
     told = tuple(dossier.placement(each, draft.priority, draft.demand) for each in sole)
     if told == draft.common and not draft.tenures:
         return False
-    draft.common, draft.settled = told, ()
+    draft.common, draft.settled = told, None
     draft.tenures, draft.varied = {}, {}
     return True
 
@@ -47,7 +47,7 @@ class Settlement:
     def consider(self, dossier: Dossier) -> None:
         """Settle a resource anew on all pods if it asks for something else than before.
 
-        The end of a version's time is such, too.
+        The end of a version's time is such, too, and a clock that was set back.
         """
         draft, matched = dossier.draft, dossier.notes.matched
         key = (
@@ -56,11 +56,13 @@ class Settlement:
             draft.priority,
             draft.sizes,
             self._retention,
-            [matched.get(version.id) for version in draft.prefix.earlier],
+            tuple(matched.get(version.id) for version in draft.prefix.earlier),
         )
-        if draft.settled == key and not self.due(draft):
-            return
-        draft.settled = key
+        if draft.settled is not None and not self.due(draft):
+            since, before = draft.settled
+            if since <= self._now and before == key:
+                return
+        draft.settled = (self._now, key)
         self._renewed.add(dossier)
         self.turn(dossier, draft.chosen)
 

@@ -64,6 +64,7 @@ def test_after_any_changes_a_plan_is_one_from_scratch(seed: int) -> None:
 
 
 @MANY
+@example(6355076)
 @given(st.integers(0, 2**32))
 def test_at_any_time_a_plan_is_one_from_scratch(seed: int) -> None:
     rng = Random(seed)  # noqa: S311 - no secret
