@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from promptprefix.accounts import Accounts
 from promptprefix.eligibility import candidate
 from promptprefix.fleet import Pod, Sidecar
 from promptprefix.routes import endpoint_of
@@ -29,7 +30,7 @@ def test_only_engines_that_the_router_can_reach_are_listed(
 ) -> None:
     pod = Pod("u", "ml", "p", {}, address, True, False)
     sidecar = None if engine is None else Sidecar(SidecarState(engine=engine), frozenset())
-    found = endpoint_of(candidate(pod, sidecar), ())
+    found = endpoint_of(candidate(pod, sidecar, Accounts()), ())
     assert (found and (found.address, found.port)) == (("10.0.0.1", 8000) if listed else None)
 
 
@@ -38,6 +39,6 @@ def test_a_pod_has_a_feed_of_blocks_where_its_sidecar_says(told: int, port: int)
     engine = ENGINE.model_copy(update={"blocks_port": told})
     pod = Pod("u", "ml", "p", {}, "10.0.0.1", True, False)
     sidecar = Sidecar(SidecarState(engine=engine), frozenset())
-    found = endpoint_of(candidate(pod, sidecar), ())
+    found = endpoint_of(candidate(pod, sidecar, Accounts()), ())
     assert found is not None
     assert found.blocks_port == port
