@@ -185,6 +185,8 @@ class Leadership:
             await asyncio.sleep(pause if self._late else min(pause, self.seconds_left()))
             left = self.seconds_left()
             self._late = left <= 0
+            if self._late:
+                self._stored = None  # by now it may be another one's: look before writing
             limit = self._times.renew if self._late else min(left, self._times.request)
             if await self._attempt(limit):
                 self._late = False

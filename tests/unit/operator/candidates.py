@@ -27,6 +27,8 @@ class Store:
     failure: ApiError | None = None
     lost_answers: int = 0
     reads: int = 0
+    writes: int = 0
+    """Those that were tried as well."""
     secret: str | None = "secret-uid"
     term: bool = False
     creations: int = 0
@@ -63,6 +65,7 @@ class Store:
         return self.lease
 
     async def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.writes += 1
         if self.failure is not None:
             raise self.failure
         if self.lease is None or body["metadata"] != self.lease["metadata"]:

@@ -361,9 +361,11 @@ async def test_a_leader_that_was_frozen_ends_where_another_one_has_led(given_up:
     if given_up:
         await b.candidate.release()
     a.time += 16
+    tried = a.store.writes
     task = await drive(a, a.candidate.hold, [])
     assert task.result() == ("nobody leads" if given_up else "b leads")
     assert not a.leads
+    assert a.store.writes == tried
 
 
 async def test_a_request_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
