@@ -48,6 +48,7 @@ class Routes:
     _fingerprints: frozenset[str] = frozenset()
     _salts: Mapping[str, str] = field(default_factory=dict, repr=False)
     _awaited: frozenset[str] = frozenset()
+    _owners: frozenset[str] = frozenset()
     salt_conflicts: int = 0
     """Tenants whose prefixes have different salts, and texts declared twice with different ones."""
     blocks_keys: BlockKeys | None = field(default=None, repr=False)
@@ -78,6 +79,7 @@ class Routes:
             _fingerprints=frozenset(prefix.fingerprint for prefix in prefixes),
             _salts=_only_salts(salts),
             _awaited=frozenset(each.tenant for each in tenants if not any(salts[each.tenant])),
+            _owners=frozenset(salts),
             salt_conflicts=sum(count > 1 for count in (*twice, *several)),
             blocks_keys=_blocks_keys(table, tenant),
             _ready=_ready_by_model(endpoints),
@@ -129,6 +131,13 @@ class Routes:
         """
         own = self._by_fingerprint.get((tenant, fingerprint))
         return own or self._by_fingerprint.get((NOBODY, fingerprint), ())
+
+    def owner(self, tenant: str) -> str:
+        """Return the tenant if anything here is of it alone; else `NOBODY`, who matches the same.
+
+        Clients may have a say in how a tenant is called, and in how many there are.
+        """
+        return tenant if tenant in self._owners else NOBODY
 
     def declares(self, fingerprint: str) -> bool:
         """Return whether some tenant's prefix, or nobody's, has ``fingerprint``."""

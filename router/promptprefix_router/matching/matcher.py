@@ -158,7 +158,7 @@ class Matcher:
         reading, system = self._memo.read(head)
         if reading.cause:
             return _undeclared(head, reading.cause)
-        match = self._by_fingerprint(reading.fingerprint, question.tenant)
+        match = self._by_fingerprint(reading.fingerprint, routes.owner(question.tenant))
         if match is not None:
             return match
         alike = routes.with_fingerprint(reading.fingerprint, question.tenant)
