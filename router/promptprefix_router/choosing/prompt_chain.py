@@ -63,7 +63,7 @@ class PromptChain:
 NO_CHAIN = PromptChain()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Start:
     """The whole chunks of all that comes before the later turns, and the rest of it."""
 

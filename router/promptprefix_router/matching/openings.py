@@ -21,8 +21,8 @@ from promptprefix_router.traces import Traces
 OPENINGS_BYTES = 32 * 1024 * 1024
 """How much is remembered of the bodies of one API."""
 
-OVERHEAD_BYTES = 1024
-"""What an end takes beside its bytes, with what it declares, roughly."""
+OVERHEAD_BYTES = 5 * 1024
+"""What an end takes beside its bytes, with what it declares and what follows from it, roughly."""
 
 MOST_ENDS = 4
 """Ways in which bodies end that begin alike: what clients put after the turns seldom changes."""
@@ -106,12 +106,14 @@ class Openings(Generic[_Head]):
         at = bisect_right(self._sorted, body) - 1
         if at < 0 or not body.startswith(before := self._sorted[at]):
             return None
-        for found in self._known[before].ends:
-            if body.endswith(found.end):
-                break
-        else:
-            return None
-        if len(before) + len(found.end) > len(body):
+        room = len(body) - len(before)
+        found = None
+        for each in self._known[before].ends:
+            # One end may be the tail of another; of these the longest is the body's.
+            longer = found is None or len(each.end) > len(found.end)
+            if longer and len(each.end) <= room and body.endswith(each.end):
+                found = each
+        if found is None:
             return None
         turns = body[len(before) : len(body) - len(found.end)]
         try:
