@@ -39,7 +39,7 @@ def parse_reading(page: bytes) -> LoadReading:
 
     As text, which costs Envoy and us a small part of what JSON does.
     """
-    engines = _of_engines(b"\n" + page)
+    engines = _of_engines(b"\n%s\n" % page)
     found = _ACTIVE.finditer(engines)
     try:
         # Of hundreds of endpoints most are idle: only the names of the others are looked at.

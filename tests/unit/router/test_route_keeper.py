@@ -161,5 +161,9 @@ def test_another_answer_is_no_reading(page: bytes) -> None:
         parse_reading(page)
 
 
+def test_the_last_line_of_a_page_need_not_end() -> None:
+    assert parse_reading(b"engines::10.0.0.1:8000::rq_active::12").active == {"10.0.0.1:8000": 12}
+
+
 def test_a_pool_without_pods_is_an_empty_reading() -> None:
     assert parse_reading(b"engines::added_via_api::false\n").active == {}
