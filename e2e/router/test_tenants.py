@@ -278,6 +278,20 @@ async def test_a_tenant_is_never_resolved_without_the_picker(stack: RouterStack)
     assert (await send(stack, undeclared(), headers=twice)).status_code == 400
 
 
+async def test_a_tenant_in_bytes_that_are_no_text_does_not_pass_the_picker_by(
+    stack: RouterStack,
+) -> None:
+    """Only the picker takes a client's own salt out of the body."""
+    await publish(stack, of_tenant("acme"), prefix())
+    body = json.dumps({**undeclared(), "cache_salt": "mine"}).encode()
+    url, name = f"{stack.url}{CHAT}", (b"x-promptprefix", b"support-triage")
+    odd, ours = (TENANT_HEADER.encode(), b"\xff"), (TENANT_HEADER.encode(), b"acme")
+    assert (await stack.client.post(url, content=body, headers=[name, odd])).status_code == 200
+    assert salts(seen(stack)) == []
+    both = await stack.client.post(url, content=body, headers=[name, odd, ours])
+    assert both.status_code == 400
+
+
 async def test_a_tenant_whose_salt_nobody_can_read_is_refused(stack: RouterStack) -> None:
     """Else it would share blocks with everybody while its Secret can't be read."""
     endpoints = pool(stack.engines, warm="b")

@@ -41,7 +41,8 @@ def client_listener(settings: RouterSettings, folder: Path) -> EnvoyConfig:
         # Nothing here reads a request's number, and the client's own reaches the engine.
         "generate_request_id": False,
         # It holds until a request has a route, and the route's own from then on: one timer does
-        # for both. Paths are not normalised, as every route names whole ones.
+        # for both. A tenant's has one to an engine once the picker has its body: a pause within
+        # that is bounded like a head. Paths are not normalised, as every route names whole ones.
         "stream_idle_timeout": HEAD_TIMEOUT,
         "common_http_protocol_options": {"idle_timeout": f"{settings.idle_timeout_s}s"},
         "server_header_transformation": "PASS_THROUGH",
