@@ -12,6 +12,8 @@ from promptprefix.wire import EngineState, Phase, PlacementState, Revision, Side
 from promptprefix_operator.match_times import with_own_times
 
 MAX_SIDECARS = 4_096
+OVERTAKING_S = 60.0
+"""By so much at most a question is overtaken; one that seems older is of a clock begun anew."""
 
 _RESTLESS = ("blocks_free", "blocks_pinned", "running", "waiting")
 
@@ -46,6 +48,7 @@ class Session:
 
     ``essence`` is what a plan depends on of the ``state``. ``asked`` is the pod's own time of the
     latest question, and ``poll`` that question, if it is open and gives way to a later one.
+    ``missed``: it was seen disconnected since the last question.
     """
 
     state: SidecarState
@@ -55,6 +58,7 @@ class Session:
     polls: int = 0
     asked: float | None = None
     poll: Poll | None = None
+    missed: bool = False
 
 
 class Sidecars:
@@ -62,8 +66,9 @@ class Sidecars:
 
     A sidecar is connected for ``connected_seconds`` after its last question; one whose pod is
     ``vouched`` for by Kubernetes for ``vouched_seconds``: it may just be slow, and what it has
-    pinned outlives its silence. ``clock`` is seconds in which questions could be heard
-    (`Attention`); matches are dated by ``date``.
+    pinned outlives its silence. One that was seen disconnected stays so until it asks again: an
+    engine that was started anew is Ready, too, and has nothing of its last report. ``clock`` is
+    seconds in which questions could be heard (`Attention`); matches are dated by ``date``.
     """
 
     def __init__(
@@ -115,17 +120,20 @@ class Sidecars:
         news = self.is_late(session) or session.essence != essence
         news = news or session.applied != applied
         session.state, session.essence = state, essence
-        session.applied, session.seen = applied, now
+        session.applied, session.seen, session.missed = applied, now, False
         if news:
             self._changed()
         return news
 
     def overtaken(self, pod_uid: str, asked: float | None) -> bool:
-        """Whether a question that the pod asked later is open: two connections keep no order."""
+        """Whether a question that the pod asked later is open: two connections keep no order.
+
+        The open one may be of a sandbox or node that is gone and has not said so.
+        """
         session = self._sessions.get(pod_uid)
         if session is None or session.poll is None or session.asked is None or asked is None:
             return False
-        return asked < session.asked
+        return 0 < session.asked - asked < OVERTAKING_S
 
     @contextmanager
     def polling(self, pod_uid: str, asked: float | None = None) -> Iterator[Poll]:
@@ -148,9 +156,14 @@ class Sidecars:
                 session.poll = None
 
     def connected(self) -> Mapping[str, Session]:
-        """Return the sessions of the connected sidecars."""
-        sessions = self._sessions.items()
-        return {uid: session for uid, session in sessions if self._is_connected(uid, session)}
+        """Return the sessions of the connected sidecars; the others are missed from now on."""
+        found = {}
+        for uid, session in self._sessions.items():
+            if self._is_connected(uid, session):
+                found[uid] = session
+            else:
+                session.missed = True
+        return found
 
     def is_late(self, session: Session) -> bool:
         """Whether a sidecar is silent, or would be if Kubernetes did not vouch for its pod."""
@@ -166,7 +179,7 @@ class Sidecars:
         """Return in how many seconds the next sidecar will be late, or count as disconnected."""
         now = self._clock()
         waits = [
-            session.seen - now + self._patience(uid, self.is_late(session))
+            session.seen - now + self._patience(uid, session)
             for uid, session in self._sessions.items()
             if session.polls == 0 and self._is_connected(uid, session)
         ]
@@ -180,9 +193,10 @@ class Sidecars:
 
     def _is_connected(self, uid: str, session: Session) -> bool:
         age = self._clock() - session.seen
-        return session.polls > 0 or age < self._patience(uid, self.is_late(session))
+        return session.polls > 0 or age < self._patience(uid, session)
 
-    def _patience(self, uid: str, late: bool) -> float:
+    def _patience(self, uid: str, session: Session) -> float:
+        late = self.is_late(session) and not session.missed
         return self._vouched_seconds if late and self._vouched(uid) else self._connected_seconds
 
     def _make_room(self) -> None:

@@ -19,7 +19,12 @@ from promptprefix.wire import (
     SidecarState,
 )
 from promptprefix_operator.publication import Publication
-from promptprefix_operator.sidecars import MAX_SIDECARS, Sidecars, TooManySidecarsError
+from promptprefix_operator.sidecars import (
+    MAX_SIDECARS,
+    OVERTAKING_S,
+    Sidecars,
+    TooManySidecarsError,
+)
 
 DATE = datetime(2026, 11, 29, tzinfo=UTC)
 STATE = SidecarState(engine=EngineState(healthy=True, address="a", port=1))
@@ -178,14 +183,27 @@ def test_a_ready_pod_whose_sidecar_is_slow_stays_until_kubernetes_says_otherwise
     assert desk.sidecars.next_silence() == 100.0
     assert desk.report("u")
     assert not desk.sidecars.is_late(desk.sidecars.connected()["u"])
-    desk.now = 400.0
-    desk.ready.clear()
-    assert desk.sidecars.connected() == {}
-    desk.ready = {"u"}
     desk.now = 499.9
     assert set(desk.sidecars.connected()) == {"u"}
     desk.now = 500.0
     assert desk.sidecars.silent() == {"u"}
+
+
+def test_a_pod_that_was_not_ready_meanwhile_is_not_believed_before_it_asks_again() -> None:
+    desk = Desk()
+    desk.ready = {"u"}
+    desk.report("u")
+    desk.now = 60.0
+    assert set(desk.sidecars.connected()) == {"u"}
+    desk.ready.clear()
+    assert desk.sidecars.connected() == {}
+    desk.ready = {"u"}  # its engine is back, and empty
+    assert desk.sidecars.connected() == {}
+    assert desk.sidecars.silent() == {"u"}
+    assert desk.sidecars.next_silence() is None
+    assert desk.report("u")
+    desk.now = 200.0
+    assert set(desk.sidecars.connected()) == {"u"}
 
 
 def test_a_question_takes_the_place_of_the_one_before_and_of_none_that_came_later() -> None:
@@ -201,6 +219,17 @@ def test_a_question_takes_the_place_of_the_one_before_and_of_none_that_came_late
         assert not desk.sidecars.overtaken("u", 1.0), "a node that started anew counts anew"
         with desk.sidecars.polling("u") as older:
             assert not older.over
+
+
+def test_a_question_of_a_node_that_started_anew_waits_for_none_from_before() -> None:
+    desk = Desk()
+    desk.report("u")
+    with desk.sidecars.polling("u", 86_400.0) as lost:
+        assert desk.sidecars.overtaken("u", 86_400.0 - OVERTAKING_S + 1)
+        assert not desk.sidecars.overtaken("u", 20.0)
+        with desk.sidecars.polling("u", 20.0):
+            assert lost.over
+            assert desk.sidecars.overtaken("u", 19.0)
 
 
 def test_sessions_are_bounded_and_silent_ones_make_room() -> None:
