@@ -61,7 +61,6 @@ class Reading:
     held: bool
     failed: bool
     digest: str
-    tokens: int
     pinned: Pinning
     counted: bool
 
@@ -148,7 +147,6 @@ def _reading(state: PlacementState, said: tuple[object, ...]) -> Reading:
         # One that tries again keeps the reason.
         failed=phase is Phase.FAILED or (phase is Phase.WARMING and bool(state.reason)),
         digest=digest if _DIGEST.fullmatch(digest) else "",
-        tokens=state.tokens,
         pinned=state.pinned,
         counted=state.counted,
     )

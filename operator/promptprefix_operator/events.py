@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -14,13 +14,16 @@ from urllib.parse import quote
 import structlog
 
 from promptprefix.resource import API_VERSION, KIND
-from promptprefix_operator.api_server import ApiError, ApiServer, Json
+from promptprefix_operator.api_server import ApiError, ApiServer, FencedError, Json
 from promptprefix_operator.metrics import Metrics
 from promptprefix_operator.troubles import Troubles
 
 COMPONENT = "promptprefix-operator"
 MAX_WAITING = 2_048
 """Events that wait to be posted; more are dropped and counted. Many windows may open at once."""
+
+FENCED_SECONDS = 1.0
+"""A leader whose time ran out waits so long until it looks whether it may write again."""
 
 _MESSAGE_CHARS = 1_024
 _NAME_CHARS = 253
@@ -76,11 +79,13 @@ class Events:
         now: Callable[[], datetime],
         clock: Callable[[], float],
         instance: str,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
         self._metrics = metrics
         self._now = now
         self._instance = instance
+        self._sleep = sleep
         self._troubles = Troubles(log, clock, "Events not posted", "Events are posted again")
         self._waiting: asyncio.Queue[Notice] = asyncio.Queue(MAX_WAITING)
 
@@ -92,27 +97,38 @@ class Events:
             self._metrics.events.labels("dropped").inc()
 
     async def run(self) -> None:
-        """Post what comes, for ever. What the API server refuses is logged and dropped."""
+        """Post what comes, for ever. What the API server refuses is logged and dropped.
+
+        A leader that may not write just now keeps it: what stands is told once.
+        """
         while True:
             notice = await self._waiting.get()
-            subject = notice.subject
-            path = f"/api/v1/namespaces/{quote(subject.namespace)}/events"
-            try:
-                await self._api.create(path, event_of(notice, self._now(), self._instance))
-            except ApiError as error:
-                if error.status == _CONFLICT and notice.once:
-                    continue
-                self._metrics.events.labels("failed").inc()
-                self._troubles.failed(
-                    "",
-                    error,
-                    namespace=subject.namespace,
-                    object=subject.name,
-                    reason=notice.reason,
-                )
-            else:
-                self._troubles.worked("")
-                self._metrics.events.labels("posted").inc()
+            while not await self._try(notice):
+                await self._sleep(FENCED_SECONDS)
+
+    async def _try(self, notice: Notice) -> bool:
+        """Post a notice, or drop it; return False if this process may not write just now."""
+        subject = notice.subject
+        path = f"/api/v1/namespaces/{quote(subject.namespace)}/events"
+        try:
+            await self._api.create(path, event_of(notice, self._now(), self._instance))
+        except FencedError:
+            return False
+        except ApiError as error:
+            if error.status == _CONFLICT and notice.once:
+                return True
+            self._metrics.events.labels("failed").inc()
+            self._troubles.failed(
+                "",
+                error,
+                namespace=subject.namespace,
+                object=subject.name,
+                reason=notice.reason,
+            )
+            return True
+        self._troubles.worked("")
+        self._metrics.events.labels("posted").inc()
+        return True
 
 
 def event_of(notice: Notice, now: datetime, instance: str) -> Json:

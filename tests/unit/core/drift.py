@@ -168,6 +168,15 @@ def _connection(rng: Random, snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, sidecars=sidecars)
 
 
+def hushed(rng: Random, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot after a sidecar has fallen silent, or asks again; mostly none has."""
+    if not snapshot.sidecars or rng.random() < 0.6:
+        return snapshot
+    uid = rng.choice(sorted(snapshot.sidecars))
+    before = snapshot.sidecars[uid]
+    return _with(snapshot, uid, replace(before, silent=not before.silent))
+
+
 def _resources(rng: Random, snapshot: Snapshot) -> Snapshot:
     """Let a resource come, go, or be edited."""
     name = f"x{rng.randint(0, 9)}"

@@ -11,8 +11,9 @@ import pytest
 from structlog.testing import CapturingLogger
 
 from promptprefix_operator import events as module
-from promptprefix_operator.api_server import ApiError
+from promptprefix_operator.api_server import ApiError, FencedError
 from promptprefix_operator.events import (
+    FENCED_SECONDS,
     MAX_WAITING,
     Events,
     Notice,
@@ -42,7 +43,18 @@ class Api:
 class Bench:
     def __init__(self) -> None:
         self.api, self.metrics = Api(), Metrics()
-        self.events = Events(self.api, self.metrics, lambda: NOW, lambda: 0.0, "pod-1")  # type: ignore[arg-type]
+        self.pauses: list[float] = []
+        self.events = Events(
+            self.api,  # type: ignore[arg-type]
+            self.metrics,
+            lambda: NOW,
+            lambda: 0.0,
+            "pod-1",
+            self._sleep,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
     def counted(self, result: str) -> float:
         name = "promptprefix_operator_events_total"
@@ -115,6 +127,17 @@ async def test_what_is_refused_is_dropped_and_what_is_there_is_no_failure() -> N
     await bench.drain()
     assert len(bench.api.posted) == 1
     assert (bench.counted("failed"), bench.counted("posted")) == (1, 1)
+
+
+async def test_what_a_leader_may_not_write_just_now_is_posted_when_it_goes_on() -> None:
+    bench = Bench()
+    bench.api.errors = [FencedError("POST", "/events"), FencedError("POST", "/events")]
+    bench.events.post(Notice(PREFIX, "Warning", "NotInjected", "m", once="made"))
+    bench.events.post(WARM)
+    await bench.drain()
+    assert [body["reason"] for _, body in bench.api.posted] == ["NotInjected", "Warm"]
+    assert bench.pauses == [FENCED_SECONDS] * 2
+    assert (bench.counted("failed"), bench.counted("posted")) == (0, 2)
 
 
 async def test_a_hundred_events_that_fail_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
