@@ -73,5 +73,15 @@ def test_at_any_time_a_plan_is_one_from_scratch(seed: int) -> None:
         made, fresh = planner.plan(snapshot, now), plan(snapshot, now)
         assert undated(made.statuses) == undated(fresh.statuses)
         assert replace(made, statuses={}) == replace(fresh, statuses={})
-        snapshot = drift.hushed(rng, drift.drifted(rng, snapshot))
+        snapshot = drift.drifted(rng, snapshot)
         now = drift.later(rng, now, made.wake_at)
+
+
+@settings(MANY, max_examples=10)
+@given(st.integers(0, 2**32))
+def test_where_sidecars_fall_silent_a_plan_is_one_from_scratch(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - no secret
+    snapshot, planner = drift.begun(rng), Planner()
+    for _ in range(25):
+        assert planner.plan(snapshot, NOW) == plan(snapshot, NOW)
+        snapshot = drift.hushed(rng, drift.drifted(rng, snapshot))
