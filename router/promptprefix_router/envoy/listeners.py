@@ -18,9 +18,8 @@ from promptprefix_router.header_names import (
 )
 from promptprefix_router.settings import RouterSettings
 
-INTERNAL_HEADERS = (DESTINATION_HEADER, REWRITE_HEADER)
-INTERNAL_PREFIX = "x-envoy-"
-"""Headers that steer Envoy or the choice of a pod. Clients have no say in them."""
+INTERNAL_PREFIXES = (DESTINATION_HEADER, "x-envoy-")
+"""Headers that steer Envoy or the choice of a pod begin so. Clients have no say in them."""
 
 HEAD_TIMEOUT = "10s"
 """How long a client may take for the head of a request."""
@@ -138,8 +137,11 @@ def _strip_internal_headers() -> EnvoyConfig:
         "typed_config": {
             "@type": f"{_TYPE}.http.early_header_mutation.header_mutation.v3.HeaderMutation",
             "mutations": [
-                *({"remove": header} for header in INTERNAL_HEADERS),
-                {"remove_on_match": {"key_matcher": {"prefix": INTERNAL_PREFIX}}},
+                {"remove": REWRITE_HEADER},
+                *(
+                    {"remove_on_match": {"key_matcher": {"prefix": prefix}}}
+                    for prefix in INTERNAL_PREFIXES
+                ),
             ],
         },
     }
