@@ -69,6 +69,18 @@ def operator() -> FakeOperator:
     return fake
 
 
+@pytest.fixture
+def authority(tmp_path: Path) -> LoopbackAuthority:
+    return LoopbackAuthority(tmp_path / "ca")
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text("t")
+    return path
+
+
 @contextlib.asynccontextmanager
 async def serving(
     operator: FakeOperator, authority: LoopbackAuthority, port: int = 0
@@ -202,11 +214,12 @@ async def test_comments_beside_the_authority_may_be_in_any_language(
     ],
 )
 async def test_a_bad_answer_has_a_kind(
-    operator: FakeOperator, tmp_path: Path, answer: web.Response, kind: str
+    operator: FakeOperator,
+    authority: LoopbackAuthority,
+    token: Path,
+    answer: web.Response,
+    kind: str,
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [answer]
     async with (
         serving(operator, authority) as port,
@@ -219,11 +232,8 @@ async def test_a_bad_answer_has_a_kind(
 
 
 async def test_content_with_another_digest_is_refused_without_being_quoted(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [reply(TEXT), web.Response(text='{"systemInstructions": 4711}')]
     async with (
         serving(operator, authority) as port,
@@ -236,11 +246,8 @@ async def test_content_with_another_digest_is_refused_without_being_quoted(
 
 
 async def test_a_salt_comes_by_its_placement_and_is_never_quoted(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     bad = ('{"salt": {"a secret": 1}}', '{"salt": ""}')
     operator.answers = [reply(Salt(salt="a secret")), *(web.Response(text=each) for each in bad)]
     async with (
@@ -271,11 +278,8 @@ def standby(*, close: bool) -> web.Response:
 
 @pytest.mark.parametrize("close", [True, False])
 async def test_a_standbys_answer_leads_to_a_new_connection_at_once(
-    operator: FakeOperator, tmp_path: Path, close: bool
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path, close: bool
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [
         web.Response(status=204),
         standby(close=close),
@@ -298,11 +302,8 @@ async def test_a_standbys_answer_leads_to_a_new_connection_at_once(
 
 
 async def test_a_standby_that_is_asked_for_content_does_not_end_the_long_poll(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [web.Response(status=204), standby(close=False), reply(TEXT)]
     operator.free.clear()
     async with (
@@ -319,11 +320,8 @@ async def test_a_standby_that_is_asked_for_content_does_not_end_the_long_poll(
 
 
 async def test_when_nobody_leads_the_dials_become_rare_and_an_error_says_so(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [
         *(standby(close=True) for _ in range(2 * OUTAGE + 1)),
         web.Response(status=204),
@@ -349,11 +347,8 @@ async def test_when_nobody_leads_the_dials_become_rare_and_an_error_says_so(
 
 
 async def test_an_operator_that_says_nothing_is_left_in_time(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [web.Response(status=204), web.Response(status=204)]
     operator.free.clear()
     async with (
@@ -369,11 +364,8 @@ async def test_an_operator_that_says_nothing_is_left_in_time(
 
 
 async def test_texts_and_reports_share_connections_and_those_that_are_left_end_in_peace(
-    operator: FakeOperator, tmp_path: Path
+    operator: FakeOperator, authority: LoopbackAuthority, token: Path
 ) -> None:
-    authority = LoopbackAuthority(tmp_path / "ca")
-    token = tmp_path / "token"
-    token.write_text("t")
     operator.answers = [
         web.Response(status=204),
         reply(TEXT),
