@@ -21,6 +21,9 @@ _TAKEN_BY_STEERING = ("x-envoy-", "x-gateway-destination-endpoint", "x-promptpre
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
 
+IDLE_TIMEOUT_S = 3600
+"""How long a stream may be silent unless a setting says otherwise."""
+
 MAX_FOLDER_BYTES = 90
 """Linux allows a Unix socket's path 107 bytes."""
 
@@ -112,7 +115,7 @@ class RouterSettings(BaseSettings):
     """Time between two readings of each engine's own number of requests; 0: they are not read."""
     health_interval_s: float = Field(default=5.0, gt=0, le=300)
     """Time between two health checks of an engine by Envoy."""
-    idle_timeout_s: int = Field(default=3600, ge=1)
+    idle_timeout_s: int = Field(default=IDLE_TIMEOUT_S, ge=1)
     """How long a stream may stay silent, such as during a long prefill."""
 
     log_level: str = Field(default="info", pattern="(?i)^(debug|info|warning|error|critical)$")

@@ -14,7 +14,7 @@ from promptprefix_router.envoy.route_filters import ASK, HEALTH, REWRITE, with_f
 from promptprefix_router.envoy.tenant_fence import tenant_routes
 from promptprefix_router.header_names import DECISION_HEADER, PREFIX_HEADER, REWRITE_HEADER
 from promptprefix_router.matching.matcher import MatchKind
-from promptprefix_router.settings import RouterSettings
+from promptprefix_router.settings import IDLE_TIMEOUT_S, RouterSettings
 
 CLIENT_ROUTES = "clients"
 """Name of the clients' route configuration, and of the virtual host in it."""
@@ -51,7 +51,7 @@ class RouteRules:
 
     tenant_header: str = ""
     objective_header: str = ""
-    idle_timeout_s: int = 3600
+    idle_timeout_s: int = IDLE_TIMEOUT_S
 
     @classmethod
     def of(cls, settings: RouterSettings) -> Self:
